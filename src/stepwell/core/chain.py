@@ -1,0 +1,232 @@
+"""Content keys of a token sequence, page by page.
+
+    root   = SHA-256("stepwell key" ‖ canonical namespace)         HMAC-SHA-256 with a secret
+    key[0] = SHA-256(root     ‖ tokens of page 0 as u32 LE ‖ extras of page 0)
+    key[n] = SHA-256(key[n-1] ‖ tokens of page n as u32 LE ‖ extras of page n)
+
+Root and tokens have fixed lengths and each extra is framed, so no page can imitate another.
+Neighbours: `key` gives the root; `index` asks for keys only as far as it has to look.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from stepwell.base.errors import InputError
+from stepwell.core.key import Namespace, framed
+
+MAX_TOKEN = 2**32 - 1
+
+Tokens = npt.NDArray[np.uint32]
+TOKEN = np.dtype("<u4")
+"""How a token id enters a key: little-endian on every machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """What else than its tokens a stretch of a prompt depends on.
+
+    Attributes:
+        start: first token that depends on it.
+        count: how many tokens do, at least 1.
+        kind: what it is, such as `"media"` or `"tenant"`.
+        digest: its content.
+    """
+
+    start: int
+    count: int
+    kind: str
+    digest: bytes
+
+    def __post_init__(self) -> None:
+        if self.start < 0 or self.count < 1:
+            raise InputError(
+                f"extra covers {self.count} tokens from {self.start}",
+                limit="a start of 0 or more and at least one token",
+            )
+
+
+def as_tokens(tokens: Iterable[int] | npt.NDArray[Any]) -> Tokens:
+    """Token ids as an array of u32 that the caller no longer shares.
+
+    Args:
+        tokens: a list of ints, or a one-dimensional array of an integer dtype.
+
+    Raises:
+        InputError: an id below 0 or above 2**32 - 1, or something that is no integer.
+    """
+    array = np.asarray(tokens if hasattr(tokens, "__array__") else list(tokens))
+    if array.size == 0 and array.ndim == 1:
+        return np.empty(0, TOKEN)
+    if array.dtype == object and all(type(one) is int for one in array.flat):
+        array = array.clip(-1, MAX_TOKEN + 1).astype(np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise InputError(
+            f"tokens have dtype {array.dtype} and shape {array.shape}",
+            limit="one dimension of integers",
+            remedy="pass a flat list of token ids",
+        )
+    if array.size and (array.min() < 0 or array.max() > MAX_TOKEN):
+        bad = int(array.min()) if array.min() < 0 else int(array.max())
+        where = int(np.argmax(array == bad))
+        raise InputError(
+            f"token {where} is {bad}",
+            limit=f"0 to {MAX_TOKEN}",
+            remedy="pass ids of the tokenizer, without padding markers",
+        )
+    return array.astype(TOKEN, copy=True)
+
+
+class Chain:
+    """The content keys of a growing token sequence, computed when asked for.
+
+    Page n covers tokens `[n * page_tokens, (n + 1) * page_tokens)`; only full pages have keys. Asking
+    for key n hashes every page up to n that was not hashed before, so a prompt whose first page
+    is unknown costs one hash. Not thread-safe: a chain belongs to one request; `fork` it to share.
+
+    Args:
+        namespace: what surrounds the tokens.
+        tokens: the first tokens; more may be appended.
+        extras: what stretches of the sequence depend on besides.
+        secret: of the deployment, or None.
+
+    A chain of a namespace that refuses to be cached has tokens but no keys.
+
+    Source: the idea of chained page hashes is vLLM's automatic prefix caching (2024); framing,
+    namespace and full-length SHA-256 are ours.
+    """
+
+    __slots__ = ("_count", "_data", "_extras", "_keys", "namespace", "root")
+
+    _hash: ClassVar[Any] = staticmethod(hashlib.sha256)
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        tokens: Iterable[int] | npt.NDArray[Any] = (),
+        extras: Sequence[Extra] = (),
+        secret: bytes | None = None,
+    ) -> None:
+        self.namespace = namespace
+        self.root = b"" if namespace.refusal else namespace.root(secret)
+        self._data: Tokens = as_tokens(tokens)
+        self._count = len(self._data)
+        self._extras = tuple(sorted(extras, key=lambda e: (e.start, e.count, e.kind, e.digest)))
+        self._keys: list[bytes] = []
+
+    def __len__(self) -> int:
+        """Tokens so far."""
+        return self._count
+
+    @property
+    def tokens(self) -> Tokens:
+        """All tokens so far; shape [tokens]; a view that must not be written."""
+        view = self._data[: self._count]
+        view.flags.writeable = False
+        return view
+
+    @property
+    def pages(self) -> int:
+        """Full pages so far."""
+        return self._count // self.namespace.page_tokens
+
+    def page_rows(self, first: int, last: int) -> Tokens:
+        """Tokens of full pages `[first, last)`; shape [last - first, page_tokens]; a view."""
+        size = self.namespace.page_tokens
+        return self._data[first * size : last * size].reshape(last - first, size)
+
+    def append(self, tokens: Iterable[int] | npt.NDArray[Any]) -> None:
+        """Adds tokens at the end."""
+        added = as_tokens(tokens)
+        need = self._count + len(added)
+        if need > len(self._data):
+            grown = np.empty(max(need, 2 * len(self._data)), TOKEN)
+            grown[: self._count] = self._data[: self._count]
+            self._data = grown
+        self._data[self._count : need] = added
+        self._count = need
+
+    def fork(self) -> Chain:
+        """A chain of the same tokens that goes its own way; keys found so far are kept."""
+        twin = object.__new__(type(self))
+        twin.namespace = self.namespace
+        twin.root = self.root
+        twin._data = self._data[: self._count].copy()
+        twin._count = self._count
+        twin._extras = self._extras
+        twin._keys = self._keys[:]
+        return twin
+
+    def key(self, page: int) -> bytes:
+        """The key of one full page.
+
+        Raises:
+            InputError: that page is not full.
+        """
+        if page >= len(self._keys):
+            self._extend_keys(page + 1)
+        return self._keys[page]
+
+    def keys(self, first: int, last: int) -> list[bytes]:
+        """The keys of full pages `[first, last)`."""
+        if last > len(self._keys):
+            self._extend_keys(last)
+        return self._keys[first:last]
+
+    def extras_of(self, page: int) -> bytes:
+        """The framed extras that touch a page; empty without any."""
+        if not self._extras:
+            return b""
+        size = self.namespace.page_tokens
+        begin, end = page * size, (page + 1) * size
+        return b"".join(
+            struct.pack("<qQ", extra.start - begin, extra.count)
+            + framed(extra.kind.encode())
+            + framed(extra.digest)
+            for extra in self._extras
+            if extra.start < end and extra.start + extra.count > begin
+        )
+
+    @property
+    def has_extras(self) -> bool:
+        """Whether any page depends on more than its tokens."""
+        return bool(self._extras)
+
+    def extra_pages(self, first: int, last: int) -> list[int]:
+        """The pages of `[first, last)` that extras touch, in order."""
+        size = self.namespace.page_tokens
+        touched: set[int] = set()
+        for extra in self._extras:
+            end = (extra.start + extra.count - 1) // size + 1
+            touched.update(range(max(first, extra.start // size), min(last, end)))
+        return sorted(touched)
+
+    def _extend_keys(self, last: int) -> None:
+        if last > self.pages:
+            raise InputError(
+                f"key of page {last - 1} was asked for",
+                limit=f"{self.pages} full pages of {self.namespace.page_tokens} tokens",
+            )
+        if not self.root:
+            raise InputError(f"a chain without keys was asked for one: {self.namespace.refusal}")
+        first = len(self._keys)
+        width = 4 * self.namespace.page_tokens
+        data = self._data[first * width // 4 : last * width // 4].tobytes()
+        key = self._keys[-1] if self._keys else self.root
+        sha256, keep = self._hash, self._keys.append
+        if self._extras:
+            for n in range(last - first):
+                page = data[n * width : (n + 1) * width]
+                key = sha256(key + page + self.extras_of(first + n)).digest()
+                keep(key)
+            return
+        for begin in range(0, len(data), width):
+            key = sha256(key + data[begin : begin + width]).digest()
+            keep(key)

@@ -1,0 +1,115 @@
+"""What is in each frame of an index: its key, its tokens and what else it depends on.
+
+Owns: the map from keys to frames and the columns that prove a match. Must not know: the tree, leases,
+statuses. Neighbours: `index` writes a record when it seals a page and forgets it when the page leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from stepwell.core.chain import TOKEN, Chain
+from stepwell.core.check import Findings
+from stepwell.core.frames import FrameIds
+
+_SHARDS = 256
+
+
+class Contents:
+    """Keys, tokens and extras of the indexed pages.
+
+    The map is cut into 256 dicts by the first byte of the key: one dict of a million keys stops for
+    up to half a second when it grows, these for a few milliseconds.
+
+    Args:
+        count: frames.
+        page_tokens: tokens of one page.
+    """
+
+    def __init__(self, count: int, page_tokens: int) -> None:
+        self._shards: list[dict[bytes, int]] = [{} for _ in range(_SHARDS)]
+        self._keys: list[bytes | None] = [None] * count
+        self._tokens: npt.NDArray[np.uint32] = np.zeros((count, page_tokens), TOKEN)
+        self._extras: dict[int, bytes] = {}
+
+    def find(self, key: bytes) -> int | None:
+        """The frame of the page with this key."""
+        return self._shards[key[0]].get(key)
+
+    def has(self, frame: int) -> bool:
+        """Whether the frame's page can be found."""
+        return self._keys[frame] is not None
+
+    def gallop(self, key: Callable[[int], bytes], limit: int) -> int:
+        """How many of keys 0, 1, ... `limit` - 1 are here before the first that is not.
+
+        Relies on closure: a key can only be here if all before it are. Probes 1, 2, 4, ... and then
+        halves, so a first key that is absent costs one probe and one hash.
+        """
+        known, step = 0, 1
+        while known < limit:
+            probe = min(known + step, limit)
+            if self.find(key(probe - 1)) is None:
+                break
+            known, step = probe, step * 2
+        else:
+            return known
+        absent = probe
+        while absent - known > 1:
+            probe = (known + absent) // 2
+            if self.find(key(probe - 1)) is None:
+                absent = probe
+            else:
+                known = probe
+        return known
+
+    def claim(self, keys: list[bytes], frames: FrameIds) -> int:
+        """Notes keys for frames until one is taken; returns how many were free."""
+        for count, (key, frame) in enumerate(zip(keys, frames.tolist(), strict=True)):
+            if self._shards[key[0]].setdefault(key, frame) != frame:
+                return count
+            self._keys[frame] = key
+        return len(keys)
+
+    def write(self, frames: FrameIds, chain: Chain, first: int) -> None:
+        """Notes tokens and extras of a chain's pages, from page `first` on."""
+        last = first + len(frames)
+        self._tokens[frames] = chain.page_rows(first, last)
+        for page in chain.extra_pages(first, last):
+            self._extras[int(frames[page - first])] = chain.extras_of(page)
+
+    def equal(self, frames: FrameIds, chain: Chain, first: int) -> int:
+        """How many leading frames have the tokens and extras of the chain from page `first` on."""
+        rows = chain.page_rows(first, first + len(frames))
+        mine = self._tokens.take(frames, axis=0)
+        count = len(frames)
+        if not np.array_equal(mine, rows):
+            count = int(np.argmax((mine != rows).any(axis=1)))
+        if self._extras or chain.has_extras:
+            for page, frame in enumerate(frames[:count].tolist()):
+                if self._extras.get(frame, b"") != chain.extras_of(first + page):
+                    return page
+        return count
+
+    def forget(self, frame: int) -> bool:
+        """No lookup finds the frame's page from now on; returns whether one did before."""
+        key = self._keys[frame]
+        if key is None:
+            return False
+        del self._shards[key[0]][key]
+        self._keys[frame] = None
+        self._extras.pop(frame, None)
+        return True
+
+    def check(self, findings: Findings) -> None:
+        """Notes every broken invariant of map and columns."""
+        mapped = sorted((key, frame) for shard in self._shards for key, frame in shard.items())
+        noted = sorted((key, f) for f, key in enumerate(self._keys) if key is not None)
+        findings.expect(mapped == noted, "keys and frames disagree")
+        findings.expect(
+            all(self._keys[frame] is not None for frame in self._extras),
+            "extras of a page that cannot be found",
+        )

@@ -1,0 +1,1 @@
+"""Which page leaves next: the protocol and the policies."""

@@ -1,0 +1,153 @@
+"""Physical places for pages: who is free, and the one status of each.
+
+Owns: status and generation of every frame, and the stack of free frames. Must not know: keys,
+tokens, requests. Neighbours: `index` and the owner of a reservation move frames through `page.LEGAL`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from stepwell.base.errors import InputError, MisuseError
+from stepwell.core.check import Findings
+from stepwell.core.page import LEGAL, Status
+
+FrameIds = npt.NDArray[np.int32]
+"""Frame numbers; shape [n]."""
+
+MAX_FRAMES = 2**31 - 1
+
+_ALLOWED = np.zeros((len(Status), len(Status)), np.bool_)
+for _before, _after in LEGAL:
+    _ALLOWED[_before, _after] = True
+
+
+class Frames:
+    """A fixed number of frames, each with one status.
+
+    Free frames lie on a stack of integers: reserving or returning n of them is one slice, whatever
+    the number of frames. A generation counts how often a frame was freed, so that whoever kept a
+    frame number from an earlier life can be found out. Not thread-safe: the owner has the lock.
+
+    Args:
+        count: frames, 1 to 2**31 - 1.
+    """
+
+    def __init__(self, count: int) -> None:
+        if type(count) is not int or not 1 <= count <= MAX_FRAMES:
+            raise InputError(
+                f"the number of frames is {count!r}",
+                limit=f"1 to {MAX_FRAMES}",
+                remedy="give a capacity of at least one page",
+            )
+        self.count = count
+        self.status: npt.NDArray[np.uint8] = np.zeros(count, np.uint8)
+        self.generation: npt.NDArray[np.uint32] = np.zeros(count, np.uint32)
+        # Descending, so that the first frames handed out are 0, 1, 2, ...: neighbours stay neighbours.
+        self._stack: FrameIds = np.arange(count - 1, -1, -1, dtype=np.int32)
+        self._free = count
+        self._seen: FrameIds = np.empty(count, np.int32)  # scratch of _distinct
+
+    @property
+    def free(self) -> int:
+        """How many frames can be reserved now."""
+        return self._free
+
+    def reserve(self, n: int) -> FrameIds | None:
+        """Takes n free frames for filling: all of them, or none.
+
+        Returns:
+            n frame numbers, or None when fewer than n are free.
+
+        Raises:
+            InputError: n is negative.
+        """
+        if n > self._free:
+            return None
+        if n < 0:
+            raise InputError(f"{n} frames were asked for", limit="0 or more")
+        top = self._free - n
+        taken = self._stack[top : self._free][::-1].copy()
+        self._free = top
+        if n == 1:
+            self.status[taken[0]] = Status.FILLING
+        else:
+            self.status[taken] = Status.FILLING
+        return taken
+
+    def move(self, frames: FrameIds, after: Status) -> None:
+        """Moves frames to another status; to `FREE` also puts them back on the stack.
+
+        Args:
+            frames: distinct frame numbers, in any order; all move or none does.
+            after: the new status.
+
+        Raises:
+            MisuseError: a frame does not exist, comes twice, or may not make this step; names it.
+        """
+        n = len(frames)
+        if n == 0:
+            return
+        if n == 1:
+            one = int(frames[0])
+            if not (0 <= one < self.count and _ALLOWED[self.status[one], after]):
+                raise self._illegal(frames, after)
+            self.status[one] = after
+            if after is Status.FREE:
+                self.generation[one] += 1
+                self._stack[self._free] = one
+                self._free += 1
+            return
+        low, high = int(frames.min()), int(frames.max())
+        if low < 0 or high >= self.count or not self._distinct(frames):
+            raise self._illegal(frames, after)
+        if not _ALLOWED[self.status[frames], after].all():
+            raise self._illegal(frames, after)
+        self.status[frames] = after
+        if after is Status.FREE:
+            self.generation[frames] += 1
+            # Reversed: the first frame given is the next one taken, which keeps runs ascending.
+            self._stack[self._free : self._free + n] = frames[::-1]
+            self._free += n
+
+    def _distinct(self, frames: FrameIds) -> bool:
+        """Whether no frame comes twice; linear in the frames asked about."""
+        order = np.arange(len(frames), dtype=np.int32)
+        self._seen[frames] = order
+        return bool((self._seen[frames] == order).all())
+
+    def _illegal(self, frames: FrameIds, after: Status) -> MisuseError:
+        seen: set[int] = set()
+        for frame in map(int, frames):
+            if not 0 <= frame < self.count:
+                return MisuseError(f"frame {frame} does not exist", limit=f"0 to {self.count - 1}")
+            if frame in seen:
+                return MisuseError(f"frame {frame} comes twice in one call", limit="once")
+            seen.add(frame)
+            before = Status(int(self.status[frame]))
+            if (before, after) not in LEGAL:
+                to = ", ".join(b.name for a, b in sorted(LEGAL) if a is before)
+                return MisuseError(
+                    f"frame {frame} would go from {before.name} to {after.name}",
+                    limit=f"from {before.name} to {to}",
+                    remedy="a frame is returned once, by the owner of its status",
+                )
+        raise AssertionError("every frame may make this step")  # only called when one may not
+
+    def census(self) -> dict[Status, int]:
+        """How many frames have each status; linear in all frames, so not for a request's path."""
+        counts = np.bincount(self.status, minlength=len(Status))
+        return {status: int(counts[status]) for status in Status}
+
+    def check(self, findings: Findings) -> None:
+        """Notes every broken invariant of the stack and the statuses."""
+        stack = self._stack[: self._free]
+        findings.expect(len(np.unique(stack)) == self._free, "a frame lies on the free stack twice")
+        findings.expect(
+            (self.status[stack] == Status.FREE).all(), "a frame on the free stack is not FREE"
+        )
+        free = int((self.status == Status.FREE).sum())
+        findings.expect(
+            free == self._free, f"{free} frames are FREE but {self._free} lie on the stack"
+        )

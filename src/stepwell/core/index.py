@@ -1,0 +1,420 @@
+"""The closed index: content keys to the frames of one place.
+
+Owns: which key is where, the tokens of every indexed page, leases. Must not know: requests beyond
+their id, tensors, tiers. Neighbours: `frames` has the statuses, `paths` the tree, `evict` the order.
+
+*Closed* means that the parent of every indexed page is indexed too. So the longest match is found by
+galloping over keys, a lease holds the deepest page only (its ancestors have a child), and only
+childless pages that no lease holds may leave. A record's id is its frame (docs/adr/0002-index-records.md).
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepwell.base.errors import InputError, MisuseError
+from stepwell.base.observe import Counters
+from stepwell.core.chain import Chain
+from stepwell.core.check import Findings
+from stepwell.core.contents import Contents
+from stepwell.core.evict.policy import Policy
+from stepwell.core.frames import FrameIds, Frames
+from stepwell.core.lease import Books, Lease, Leases
+from stepwell.core.page import Status
+from stepwell.core.paths import NO_FRAME, Paths
+from stepwell.core.reasons import Reason
+
+_NONE: FrameIds = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What a lookup found and holds.
+
+    Attributes:
+        lease: keeps the pages until released.
+        frames: of the matched pages, first page first; shape [pages].
+        reason: why the match ends where it ends.
+    """
+
+    lease: Lease
+    frames: FrameIds
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """What became of pages that were given to `seal`.
+
+    Attributes:
+        kept: frame of each page that is indexed now; shorter than what was given when a page was
+            refused; shape [pages].
+        spare: the caller's frames of pages that were here already: still FILLING, and the caller's to
+            return once its page table points at `kept`.
+    """
+
+    kept: FrameIds
+    spare: FrameIds
+
+
+class ClosedIndex:
+    """Content keys to the frames of one place, closed under parents. Not thread-safe.
+
+    A page enters sealed, with its tokens, below its parent (`seal`); it leaves tail first when the
+    policy says so (`evict`), or with everything below it when it is forgotten (`drop`). What leaves
+    is LEAVING, and its frame is the caller's to free. A match compares the token ids of every page on
+    the path, so a collision of keys is a miss. When a call raises, nothing has changed.
+
+    Args:
+        frames: the place; the index moves sealed pages of it.
+        page_tokens: tokens of one page.
+        policy: chooses what `evict` takes.
+        counters: counts what happens.
+    """
+
+    def __init__(
+        self, frames: Frames, page_tokens: int, policy: Policy, counters: Counters
+    ) -> None:
+        self.page_tokens = page_tokens
+        self._frames = frames
+        self._policy = policy
+        self._counters = counters
+        self._paths = Paths(frames.count)
+        self._contents = Contents(frames.count, page_tokens)
+        self._leases = Leases()
+        self._left: list[FrameIds] = []
+
+    @property
+    def evictable(self) -> int:
+        """Pages that `evict` could take now, one after the other."""
+        return self._paths.size - self._paths.guarded
+
+    @property
+    def held(self) -> int:
+        """Pages that leases keep."""
+        return self._paths.guarded
+
+    def longest(self, chain: Chain, limit: int) -> int:
+        """How many leading pages of a chain have their key here; changes nothing, compares no tokens.
+
+        Args:
+            chain: the prompt.
+            limit: pages to look at, at most its full pages.
+        """
+        self._understands(chain)
+        return self._contents.gallop(chain.key, min(limit, chain.pages))
+
+    def find(self, chain: Chain) -> int | None:
+        """The frame of the last full page of a chain, if its whole path is here with its tokens."""
+        self._understands(chain)
+        frame = self._contents.find(chain.key(chain.pages - 1)) if chain.pages else None
+        if frame is None or self._paths.root(frame) != chain.root:
+            return None
+        path = self._paths.path(frame)
+        proved = len(path) == chain.pages == self._contents.equal(path, chain, 0)
+        return frame if proved else None
+
+    def path(self, lease: Lease) -> FrameIds:
+        """The frames that a lease keeps, first page first; shape [lease.pages]."""
+        books = self._leases.own(lease)
+        return _NONE if books.deepest == NO_FRAME else self._paths.path(books.deepest)
+
+    def match(self, request: Hashable, chain: Chain, limit: int) -> Match:
+        """Finds the longest sealed prefix and holds it, in one step.
+
+        Asking again with the same request replaces its earlier lease, which is then stale: nothing
+        is remembered of a request that its tokens do not prove.
+
+        Args:
+            request: who asks; one lease each.
+            chain: the prompt.
+            limit: pages that may be reused.
+        """
+        self._reap()
+        self._understands(chain)
+        limit = min(limit, chain.pages)
+        claimed = self._contents.gallop(chain.key, limit)
+        path = _NONE
+        if claimed:
+            deepest = self._contents.find(chain.key(claimed - 1))
+            assert deepest is not None, "a key that was just found"
+            path = self._paths.path(deepest)[:claimed]
+            if self._paths.root(deepest) != chain.root:
+                path = _NONE
+            path = path[: self._contents.equal(path, chain, 0)]
+        reason = Reason.NOT_SEALED
+        if limit <= 0:
+            reason = Reason.BELOW_A_PAGE
+        elif len(path) < claimed:
+            reason = Reason.TOKENS_DIFFER
+            self._counters.add("key_collisions")
+        elif claimed == limit:
+            reason = Reason.WHOLE_PREFIX
+        lease = self._take(request, path)
+        return Match(lease, path, reason)
+
+    def _take(self, request: Hashable, path: FrameIds) -> Lease:
+        caller = sys._getframe(2)
+        place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        deepest = int(path[-1]) if len(path) else NO_FRAME
+        books = Books(request, deepest, len(path), True, place)
+        if deepest != NO_FRAME:
+            self._paths.hold(deepest)
+            self._policy.withdraw(deepest)
+        earlier = self._leases.of(request)
+        if earlier is not None:
+            self._end(earlier)
+        return self._leases.take(books)
+
+    def seal(self, lease: Lease, chain: Chain, frames: FrameIds, *, twins: bool = True) -> Sealed:
+        """Indexes the pages that follow a lease's prefix, and moves its hold to the deepest.
+
+        A page whose key is here already keeps its first frame. A page that cannot be indexed (its
+        parent has left, or its key belongs to other tokens) ends the call: it and all after it stay
+        the caller's, FILLING, and the lease grows no further.
+
+        Args:
+            lease: a lease of this index.
+            chain: the request's tokens; pages `[lease.pages, lease.pages + len(frames))` must be full.
+            frames: FILLING frames that hold those pages, in order.
+            twins: whether the request may go on with first copies of others; without, a page that is
+                here already ends the call like one that cannot be indexed.
+
+        Raises:
+            StaleError: the lease was released or is another index's.
+            InputError: the pages are not full, or the chain has another root.
+            MisuseError: a frame is not FILLING.
+        """
+        self._reap()
+        books = self._leases.own(lease)
+        self._understands(chain)
+        if not books.grows or not len(frames):
+            return Sealed(_NONE, _NONE)
+        first, parent = books.pages, books.deepest
+        keys = chain.keys(first, first + len(frames))
+        if parent != NO_FRAME and self._paths.root(parent) != chain.root:
+            raise InputError("the chain belongs to another namespace than its lease")
+        known = self._contents.gallop(keys.__getitem__, len(keys))
+        same = self._twins(chain, books, keys[:known]) if twins else _NONE
+        new = _NONE
+        if len(same) == known:
+            above = int(same[-1]) if known else parent
+            new = self._insert(chain, keys[known:], frames[known:], first + known)
+            self._hang(above, new, chain.root)
+        kept = np.concatenate((same, new))
+        books.grows = len(kept) == len(keys)
+        self._advance(books, kept)
+        if twins and not books.grows:
+            self._counters.add("key_collisions")
+        self._counters.add("pages_sealed", len(new))
+        self._counters.add("pages_duplicate", len(same))
+        return Sealed(kept, frames[: len(same)])
+
+    def _twins(self, chain: Chain, books: Books, keys: list[bytes]) -> FrameIds:
+        """Frames of leading pages whose keys are all here, as far as parent and tokens prove them."""
+        deepest = self._contents.find(keys[-1]) if keys else None
+        if deepest is None:
+            return _NONE
+        if self._paths.depth[deepest] != books.pages + len(keys) - 1:
+            return _NONE
+        twins = self._paths.path(deepest, len(keys))
+        if self._paths.parent[twins[0]] != books.deepest:
+            return _NONE
+        if self._paths.root(deepest) != chain.root:
+            return _NONE
+        return twins[: self._contents.equal(twins, chain, books.pages)]
+
+    def _insert(self, chain: Chain, keys: list[bytes], frames: FrameIds, first: int) -> FrameIds:
+        """Seals new pages under their keys; ends at the first key that other tokens have."""
+        frames = frames[: self._contents.claim(keys, frames)]
+        try:
+            self._frames.move(frames, Status.SEALED)
+        except MisuseError:
+            for frame in frames.tolist():
+                self._contents.forget(frame)
+            raise
+        self._contents.write(frames, chain, first)
+        return frames
+
+    def _hang(self, above: int, frames: FrameIds, root: bytes) -> None:
+        """Puts sealed pages into the tree, below a page that may not leave any more."""
+        if not len(frames):
+            return
+        self._paths.append(above, frames, root)
+        self._policy.reset(frames)
+        if above != NO_FRAME:
+            self._policy.withdraw(above)
+
+    def _advance(self, books: Books, kept: FrameIds) -> None:
+        """Moves a lease's hold to the last of the pages that follow its prefix."""
+        if not len(kept):
+            return
+        earlier, books.deepest = books.deepest, int(kept[-1])
+        books.pages += len(kept)
+        self._paths.hold(books.deepest)
+        self._policy.withdraw(books.deepest)
+        if earlier != NO_FRAME:
+            # Never loosens anything: the page is an ancestor of the one that is held now.
+            self._paths.let_go(earlier)
+
+    def release(self, lease: Lease) -> None:
+        """Ends a lease; its pages may leave from now on, the last used last.
+
+        Raises:
+            StaleError: the lease was released already, or is another index's.
+        """
+        self._reap()
+        self._end(self._leases.own(lease))
+
+    def _end(self, books: Books) -> None:
+        self._leases.end(books)
+        if books.deepest == NO_FRAME:
+            return
+        self._policy.touch(books.deepest)
+        for last in self._paths.let_go(books.deepest):
+            self._settle(last)
+
+    def _settle(self, frame: int) -> None:
+        """Offers the last page of a run if it may leave; unindexed ones leave at once, upwards."""
+        # A run above may have been emptied already, when the pages below it left.
+        while frame in self._paths and self._paths.loose(frame):
+            if self._contents.has(frame):
+                self._policy.offer(frame)
+                return
+            frame = self._leave(np.array([frame], np.int32))
+
+    def _leave(self, frames: FrameIds) -> int:
+        """Takes pages of one run out, tail first; returns the parent of the last."""
+        parent = self._paths.cut(frames)
+        self._policy.withdraw(int(frames[0]))
+        if parent != NO_FRAME:
+            self._policy.inherit(frames, parent)
+        for frame in frames.tolist():
+            self._contents.forget(frame)
+        self._frames.move(frames, Status.LEAVING)
+        self._left.append(frames)
+        return parent
+
+    def evict(self, n: int) -> bool:
+        """Takes n pages out, in the order of the policy, tails first: all n or none.
+
+        Cost grows with n and with the runs that the pages belong to, never with the index.
+
+        Returns:
+            Whether it did; False when fewer than n pages may leave. `collect` has the frames.
+        """
+        self._reap()
+        if n > self.evictable:
+            return False
+        taken = 0
+        while taken < n:
+            victim = self._policy.victim()
+            assert victim is not None, "pages that may leave are offered"
+            tail = self._paths.tail(victim, n - taken)
+            going = tail[: self._policy.in_a_row(tail)]
+            self._settle(self._leave(going))
+            taken += len(going)
+        self._counters.add("pages_evicted", taken)
+        return True
+
+    def drop(self, frame: int) -> int:
+        """Forgets a page and everything that continues it, in this call.
+
+        Pages that leases keep live on for them, found by nobody else, and leave with the last lease;
+        nothing more can be sealed below them.
+
+        Args:
+            frame: an indexed page.
+
+        Returns:
+            How many pages are found no more.
+
+        Raises:
+            MisuseError: the frame holds no indexed page.
+        """
+        self._reap()
+        if frame not in self._paths or not self._contents.has(frame):
+            raise MisuseError(
+                f"frame {frame} holds no indexed page", remedy="drop what `match` gave"
+            )
+        runs = self._paths.below(frame)
+        gone = 0
+        for frames in runs:
+            for one in frames.tolist():
+                gone += self._contents.forget(one)
+                self._policy.withdraw(one)
+        for books in self._leases:
+            if not self._contents.has(books.deepest):
+                books.grows = False
+        for frames in reversed(runs):
+            self._settle(int(frames[-1]))
+        self._counters.add("pages_dropped", gone)
+        return gone
+
+    def collect(self) -> FrameIds:
+        """The LEAVING frames since the last call, which are the caller's to free; shape [n]."""
+        self._reap()
+        left, self._left = self._left, []
+        return np.concatenate(left) if left else _NONE
+
+    def _understands(self, chain: Chain) -> None:
+        if chain.namespace.page_tokens != self.page_tokens:
+            raise InputError(
+                f"the chain has pages of {chain.namespace.page_tokens} tokens",
+                limit=f"{self.page_tokens}, as this index",
+                remedy="make the namespace with the page_tokens of the pool",
+            )
+
+    def _reap(self) -> None:
+        """Releases leases that their holders lost; here, because the collector may only queue."""
+        for books in self._leases.lost():
+            self._end(books)
+            self._counters.add("leases_lost")
+            warnings.warn(
+                f"the lease of request {books.request!r} was lost, not released; "
+                f"it was taken at {books.place}",
+                ResourceWarning,
+                stacklevel=3,
+            )
+
+    def check(self, findings: Findings) -> None:
+        """Notes every broken invariant of keys, tree, leases, order and statuses."""
+        self._paths.check(findings)
+        self._contents.check(findings)
+        inside = {f for f in range(self._frames.count) if f in self._paths}
+        indexed = {f for f in range(self._frames.count) if self._contents.has(f)}
+        findings.expect(indexed <= inside, "a frame outside the tree can be found")
+        for frame in inside:
+            above = int(self._paths.parent[frame])
+            findings.expect(
+                frame not in indexed or above == NO_FRAME or above in indexed,
+                f"frame {frame} is indexed but its parent {above} is not: not closed",
+            )
+            findings.expect(
+                frame in indexed or not self._paths.loose(frame),
+                f"frame {frame} is neither indexed nor held, but has not left",
+            )
+        sealed = set(np.flatnonzero(self._frames.status == Status.SEALED).tolist())
+        findings.expect(sealed == inside, "sealed frames and the tree disagree")
+        leaving = set(np.concatenate(self._left).tolist()) if self._left else set()
+        findings.expect(
+            (self._frames.status[list(leaving)] == Status.LEAVING).all(), "a frame left untold"
+        )
+        self._policy.check(findings, lambda f: f in indexed and self._paths.loose(f))
+        self._check_leases(findings)
+
+    def _check_leases(self, findings: Findings) -> None:
+        covered: set[int] = set()
+        for books in self._leases:
+            path = self._paths.path(books.deepest)
+            covered.update(path.tolist())
+            findings.expect(len(path) == books.pages, f"lease of {books.request!r}: wrong length")
+        findings.expect(
+            len(covered) == self._paths.guarded,
+            f"leases cover {len(covered)} pages, {self._paths.guarded} are protected",
+        )

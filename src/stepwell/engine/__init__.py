@@ -1,0 +1,1 @@
+"""A small continuous-batching engine over `PagePool` that runs Hugging Face decoders."""

@@ -1,0 +1,121 @@
+"""Who computes what in the next step.
+
+Owns: the two queues and the order in them. Must not know: models, tensors. Neighbours: `engine` runs what
+comes out, `PagePool` says who has room.
+
+Rules: requests that are generating go first, one token each, so that a long prompt never stops them;
+what is left of the step's tokens goes to prompts in order of arrival, cut where the step is full. New
+requests get in in order of arrival, and nobody overtakes one that waits for room. When a generating
+request needs a frame and there is none, the youngest request loses all of its frames (it keeps its tokens,
+and its sealed pages stay in the pool until they are evicted) and waits at the front of the queue. The
+oldest request is never the one that loses while another runs, so it always goes on: no livelock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from stepwell.base.clock import Clock
+from stepwell.base.settings import EngineSettings
+from stepwell.cache.pool import NeverFits, PagePool, Ready
+from stepwell.core.key import Namespace
+from stepwell.engine.request import Finish, Request
+
+
+class Schedule:
+    """The requests of an engine, waiting and running.
+
+    Args:
+        pool: where they get frames.
+        namespace: of the model that they ask.
+        settings: limits of a step.
+        clock: for the records.
+    """
+
+    def __init__(
+        self, pool: PagePool, namespace: Namespace, settings: EngineSettings, clock: Clock
+    ) -> None:
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.refused: list[tuple[Request, Finish]] = []
+        self._pool = pool
+        self._namespace = namespace
+        self._settings = settings
+        self._clock = clock
+
+    def next_batch(self) -> list[tuple[Request, int]]:
+        """The requests of the next step with how many tokens each computes; at least 1 each.
+
+        Requests that can never go on move to `refused` instead.
+        """
+        lost_one = self._make_room()
+        if not lost_one:
+            self._admit()
+        batch: list[tuple[Request, int]] = []
+        budget = self._settings.step_tokens
+        by_kind = sorted(self.running, key=lambda request: self._left(request) > 1)
+        for request in by_kind:
+            if budget == 0 or len(batch) == self._settings.batch_requests:
+                break
+            count = min(self._left(request), budget)
+            batch.append((request, count))
+            budget -= count
+        return batch
+
+    @staticmethod
+    def _left(request: Request) -> int:
+        """Tokens whose KV is missing: 1 for a request that is generating."""
+        return len(request.tokens) - request.computed
+
+    def _make_room(self) -> bool:
+        """Room for the next token of everyone who generates; whether somebody lost theirs for it."""
+        lost_one = False
+        for request in tuple(self.running):
+            while request in self.running and self._left(request) == 1:
+                answer = self._pool.extend(request.name, 1) if self._grew(request) else None
+                if answer is None or isinstance(answer, Ready):
+                    break
+                if isinstance(answer, NeverFits):
+                    self.leave(request)
+                    self.refused.append((request, Finish.NO_ROOM))
+                    break
+                self._preempt(self.running[-1])
+                lost_one = True
+        return lost_one
+
+    @staticmethod
+    def _grew(request: Request) -> bool:
+        """Whether its last token is one that the pool has not seen at `open`."""
+        return len(request.tokens) > request.prompt_tokens
+
+    def _preempt(self, request: Request) -> None:
+        self.leave(request)
+        request.computed = 0
+        request.preemptions += 1
+        self.waiting.appendleft(request)
+
+    def leave(self, request: Request) -> None:
+        """Takes a running request out and returns its frames."""
+        self.running.remove(request)
+        self._pool.close(request.name)
+
+    def _admit(self) -> None:
+        """Lets waiting requests in, in order, until one has to wait."""
+        while self.waiting:
+            request = self.waiting[0]
+            answer = self._pool.open(request.name, request.tokens, self._namespace, request.flags)
+            if isinstance(answer, NeverFits):
+                self.waiting.popleft()
+                self.refused.append((request, Finish.NO_ROOM))
+                continue
+            if not isinstance(answer, Ready):
+                return
+            self.waiting.popleft()
+            request.computed = answer.cached
+            if request.reused_tokens is None:
+                request.reused_tokens = answer.cached
+                request.reason = answer.reason
+                request.admitted_s = self._clock.now_s()
+            else:
+                request.resumed_tokens += answer.cached
+            self.running.append(request)

@@ -1,0 +1,1 @@
+"""Models and references that authors of engines and pools can test with."""

@@ -309,8 +309,10 @@ class PagePool:
             counts: tokens that the step computes, for each request, in the order of the batch.
 
         Raises:
-            InputError: a count below 1, or more tokens than the request has room for.
+            InputError: no request, a count below 1, or more tokens than a request has room for.
         """
+        if not counts:
+            raise InputError("a step of no requests was asked for", limit="at least one")
         with self._lock:
             batch: list[tuple[int, int, int]] = []
             for request, count in counts.items():

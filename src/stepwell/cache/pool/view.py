@@ -59,7 +59,7 @@ def pack(
         buffers: of the pool.
         device: of the buffers.
         slots: the request table; shape [rows, positions].
-        batch: row, tokens there already and tokens to compute, for each request.
+        batch: row, tokens there already and tokens to compute, for each request; not empty.
     """
     table = slots
     rows = np.array([row for row, _, _ in batch], np.int32)
@@ -67,28 +67,33 @@ def pack(
     counts = np.array([count for _, _, count in batch], np.int32)
     lengths = starts + counts
     query_starts = np.concatenate((np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)))
-    written = [slots[row, start : start + count] for row, start, count in batch]
-    positions = [np.arange(start, start + count, dtype=np.int64) for _, start, count in batch]
-    spans = tuple(_span(slots[row, : start + count]) for row, start, count in batch)
     on_host = device in (storage.NUMPY, storage.NONE) or device == "cpu"
     if not on_host:
         # A device has its own copy of the rows that this step reads, no longer than they are used.
         table = np.ascontiguousarray(slots[rows, : int(lengths.max(initial=0))])
         rows = np.arange(len(batch), dtype=np.int32)
-    arrays: list[Any] = [
-        table,
-        rows,
-        starts,
-        lengths,
-        query_starts,
-        np.concatenate(written).astype(np.int64) if batch else np.empty(0, np.int64),
-        np.concatenate(positions) if batch else np.empty(0, np.int64),
-    ]
-    if device not in (storage.NUMPY, storage.NONE):
+    written = [slots[row, start : start + count] for row, start, count in batch]
+    positions = [np.arange(start, start + count, dtype=np.int64) for _, start, count in batch]
+
+    def sent(array: npt.NDArray[Any]) -> Any:
+        if device in (storage.NUMPY, storage.NONE):
+            return array
         import torch
 
-        arrays = [torch.from_numpy(array).to(device) for array in arrays]
-    return KVView(buffers, *arrays, batch=tuple(batch), spans=spans)
+        return torch.from_numpy(array).to(device)
+
+    return KVView(
+        buffers,
+        table=sent(table),
+        rows=sent(rows),
+        starts=sent(starts),
+        lengths=sent(lengths),
+        query_starts=sent(query_starts),
+        write_slots=sent(np.concatenate(written).astype(np.int64)),
+        positions=sent(np.concatenate(positions)),
+        batch=tuple(batch),
+        spans=tuple(_span(slots[row, : start + count]) for row, start, count in batch),
+    )
 
 
 def _span(slots: npt.NDArray[np.int32]) -> tuple[int, int] | None:

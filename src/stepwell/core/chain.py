@@ -153,6 +153,11 @@ class Chain:
         self._data[self._count : need] = added
         self._count = need
 
+    def truncate(self, tokens: int) -> None:
+        """Forgets all tokens after the first `tokens`, and the keys of pages that lose one."""
+        self._count = min(self._count, tokens)
+        del self._keys[self.pages :]
+
     def fork(self) -> Chain:
         """A chain of the same tokens that goes its own way; keys found so far are kept."""
         twin = object.__new__(type(self))

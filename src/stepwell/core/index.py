@@ -232,13 +232,15 @@ class ClosedIndex:
     def _insert(self, chain: Chain, keys: list[bytes], frames: FrameIds, first: int) -> FrameIds:
         """Seals new pages under their keys; ends at the first key that other tokens have."""
         frames = frames[: self._contents.claim(keys, frames)]
+        sealed = False
         try:
+            self._contents.write(frames, chain, first)
             self._frames.move(frames, Status.SEALED)
-        except MisuseError:
-            for frame in frames.tolist():
-                self._contents.forget(frame)
-            raise
-        self._contents.write(frames, chain, first)
+            sealed = True
+        finally:
+            if not sealed:
+                for frame in frames.tolist():
+                    self._contents.forget(frame)
         return frames
 
     def _hang(self, above: int, frames: FrameIds, root: bytes) -> None:

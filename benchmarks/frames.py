@@ -22,7 +22,12 @@ def rows(world: World) -> Iterator[Row]:
     turns = (
         ("reserve", _reserve, 2, "one frame of a churned stack"),
         ("return", _return, 2, "one frame back to a churned stack, from FILLING to FREE"),
-        ("evict", _evict, 20, "one page leaves a full pool and its frame is free: evict + collect + move"),
+        (
+            "evict",
+            _evict,
+            20,
+            "one page leaves a full pool and its frame is free: evict + collect + move",
+        ),
     )
     for name, candidate, bar, what in turns:
         samples = interleaved({size: candidate(pool) for size, pool in pools.items()}, rounds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from itertools import cycle
 
 import numpy as np
@@ -55,7 +55,8 @@ def hit(pool: Churned) -> Candidate:
     def run(chain: Chain) -> None:
         answer = pool.pool.open("hit", chain)
         pool.pool.close("hit")
-        assert isinstance(answer, Ready) and answer.cached == LONG_PAGES * PAGE_TOKENS
+        assert isinstance(answer, Ready)
+        assert answer.cached == LONG_PAGES * PAGE_TOKENS
 
     return Candidate(run, lambda: next(chains))
 
@@ -81,7 +82,8 @@ def cold(pool: Churned, *, keys_known: bool = False) -> Candidate:
 
     def run(chain: Chain) -> None:
         answer = pool.pool.open("cold", chain)
-        assert isinstance(answer, Ready) and answer.cached == 0
+        assert isinstance(answer, Ready)
+        assert answer.cached == 0
         pool.pool.commit("cold", chain.tokens)
         pool.pool.close("cold")
         last.append(chain)
@@ -100,7 +102,7 @@ def _decode(world: World) -> Row:
         tokens = rng.integers(0, VOCABULARY, _CONTEXT - request, dtype=np.uint32)
         pool.open(request, tokens, NAMESPACE)
         pool.commit(request, tokens)
-    counts = dict.fromkeys(range(_DECODING), 1)
+    counts: dict[Hashable, int] = dict.fromkeys(range(_DECODING), 1)
 
     def run(_: object) -> None:
         for step in range(_STEPS):
@@ -114,5 +116,3 @@ def _decode(world: World) -> Row:
     samples = interleaved({"ours": Candidate(run, calls=_STEPS)}, rounds)
     note = f"extend + bind + commit for {_DECODING} requests of about {_CONTEXT:,} tokens, a step"
     return Row("pool.decode_step_64", "us", samples.median_s("ours") * 1e6, note=note)
-
-

@@ -117,7 +117,9 @@ def test_the_named_file_is_read_instead_of_the_working_folders(file):
 
 def test_an_unknown_key_in_the_file_names_file_and_nearest_key(file):
     path = file("[pool]\npage_token = 2\n")
-    with pytest.raises(ConfigError, match=r"pool\.page_token.*did you mean 'pool\.page_tokens'") as e:
+    with pytest.raises(
+        ConfigError, match=r"pool\.page_token.*did you mean 'pool\.page_tokens'"
+    ) as e:
         load(path, {})
     assert str(path) in str(e.value)
 

@@ -51,7 +51,8 @@ def test_a_fraction_is_read_exactly(thousandths, suffix):
 
 
 @pytest.mark.parametrize(
-    "bad", ["", "MiB", "-1", "1 XB", "1e3", "1,5 MB", "0x10", "1 MiB extra", "1.", ".5MB", "nan", "٣"]
+    "bad",
+    ["", "MiB", "-1", "1 XB", "1e3", "1,5 MB", "0x10", "1 MiB extra", "1.", ".5MB", "nan", "٣"],
 )
 def test_what_is_no_quantity_is_refused_by_name(bad):
     with pytest.raises(InputError, match="MiB") as caught:

@@ -284,10 +284,10 @@ def test_p20_the_remainder_of_the_budget_is_stated() -> None:
     """F094: frames times page bytes plus the remainder are the capacity, to the byte."""
     page = geometry().page_bytes(4)
     pool = PagePool(geometry(), PoolSettings(4, 5 * page + 17, 2, 64), device="numpy")
-    assert (pool.frames, pool.remainder_bytes) == (5, 17)
+    assert (pool.frames, pool.limits.remainder_bytes) == (5, 17)
     assert pool.stats()["remainder_bytes"] == 17
     held = sum(pair.k.nbytes + pair.v.nbytes for pair in pool.buffers)
-    assert held + pool.remainder_bytes == 5 * page + 17
+    assert held + pool.limits.remainder_bytes == 5 * page + 17
 
 
 @pytest.mark.parametrize("size", [1, 2, 16, 64, 256])

@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import itertools
 import json
 import random
 import subprocess
@@ -75,7 +76,16 @@ def written(name, value):
 def plain_keys(fields, tokens, extras=(), secret=None):
     """The keys of a prompt with nothing but hashlib: what another implementation would write."""
     message = b"stepwell key" + written("format", 1)
-    for name in ("model", "revision", "adapter", "facts", "page_tokens", "tenant", "epoch", "process"):
+    for name in (
+        "model",
+        "revision",
+        "adapter",
+        "facts",
+        "page_tokens",
+        "tenant",
+        "epoch",
+        "process",
+    ):
         value = fields.get(name, {"facts": (), "epoch": 0}.get(name))
         message += written(name, value)
     if secret is None:
@@ -259,7 +269,15 @@ def test_an_extra_changes_its_pages_and_all_after_but_none_before():
 
 @pytest.mark.parametrize(
     ("start", "count", "pages"),
-    [(0, 1, [0]), (3, 1, [0]), (3, 2, [0, 1]), (4, 4, [1]), (2, 9, [0, 1, 2]), (12, 9, [3]), (16, 1, [])],
+    [
+        (0, 1, [0]),
+        (3, 1, [0]),
+        (3, 2, [0, 1]),
+        (4, 4, [1]),
+        (2, 9, [0, 1, 2]),
+        (12, 9, [3]),
+        (16, 1, []),
+    ],
 )
 def test_an_extra_touches_exactly_the_pages_of_its_tokens(start, count, pages):
     chain = Chain(PLAIN, range(16), [Extra(start, count, "media", b"d")])
@@ -309,7 +327,7 @@ def test_any_iterable_of_ids_will_do(form):
 def test_appending_in_pieces_gives_the_keys_of_the_whole(tokens, cuts, ask_between):
     bounds = [0, *sorted(min(cut, len(tokens)) for cut in cuts), len(tokens)]
     chain = Chain(PLAIN)
-    for begin, end in zip(bounds, bounds[1:], strict=False):
+    for begin, end in itertools.pairwise(bounds):
         chain.append(tokens[begin:end])
         if ask_between:
             chain.keys(0, chain.pages)
@@ -401,7 +419,10 @@ def test_a_fork_goes_its_own_way(tokens, mine, its, extras):
 
 
 def test_keys_found_after_a_fork_are_not_shared():
-    chain = Chain(PLAIN, [1, 2, 3])
+    """A chain that has grown has room at its end, which a fork must not share."""
+    chain = Chain(PLAIN, [1, 2])
+    chain.append([3])
+    assert len(chain._data) > 3
     twin = chain.fork()
     chain.append([4])
     twin.append([5])

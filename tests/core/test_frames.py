@@ -180,7 +180,8 @@ def test_only_a_reservation_takes_a_free_frame(batch):
 def test_a_bad_frame_is_named_and_nothing_changes(batch, named):
     """numpy takes -1 for the last frame; the batch would free somebody else's."""
     frames = Frames(6)
-    frames.reserve(4)
+    frames.reserve(6)
+    frames.move(ids(4), Status.FREE)
     untouched = books(frames)
     with pytest.raises(MisuseError, match=named):
         frames.move(ids(*batch), Status.FREE)

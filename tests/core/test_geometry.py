@@ -96,7 +96,9 @@ def test_the_callers_dtype_wins():
 )
 def test_whatever_turns_positions_differently_changes_the_facts(change):
     """K is stored rotated: pages under another rope are other pages."""
-    assert Geometry.from_hf_config({**PLAIN, **change}).facts != Geometry.from_hf_config(PLAIN).facts
+    assert (
+        Geometry.from_hf_config({**PLAIN, **change}).facts != Geometry.from_hf_config(PLAIN).facts
+    )
 
 
 def test_facts_fit_a_namespace_and_do_not_depend_on_the_order_of_fields():

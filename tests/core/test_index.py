@@ -169,7 +169,9 @@ def test_no_more_is_reused_than_the_limit(world, limit, reason):
     assert world.match("s", pages(1, 2, 3), 1).frames.tolist() == frames[:1]
 
 
-@pytest.mark.parametrize(("tokens", "limit"), [(pages(1), 0), (pages(1)[:-1], 5), ([], 5), (pages(1), -1)])
+@pytest.mark.parametrize(
+    ("tokens", "limit"), [(pages(1), 0), (pages(1)[:-1], 5), ([], 5), (pages(1), -1)]
+)
 def test_a_prompt_without_a_page_to_reuse_says_so(world, tokens, limit):
     world.put(pages(1))
     match = world.match("r", tokens, limit)
@@ -342,6 +344,29 @@ def test_a_collision_on_a_lookup_says_so(monkeypatch):
     assert world.count("key_collisions") == 1
 
 
+class UnchainedChain(Chain):
+    """A page's key depends on its own tokens alone: equal pages collide wherever they stand."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def _hash(data):
+        return hashlib.sha256(data[32:])
+
+
+def test_an_equal_page_below_another_parent_is_no_twin(world):
+    """Its tokens are equal and so is its depth; its KV is not."""
+    mine, other = UnchainedChain(SPACE, pages(3, 2)), UnchainedChain(SPACE, pages(1, 2))
+    match = world.match("r", mine)
+    world.seal(match.lease, mine, 1)
+    frames = world.put(other)
+    sealed = world.seal(match.lease, mine, 1)
+    assert (sealed.kept.tolist(), sealed.spare.tolist()) == ([], [])
+    assert not match.lease.grows
+    assert world.count("key_collisions") == 1
+    assert world.match("s", other).frames.tolist() == frames
+
+
 # Sealing
 
 
@@ -457,14 +482,19 @@ def test_pages_of_another_namespace_cannot_continue_a_lease(world):
     assert world.books() == before
 
 
-BAD = {
-    "free": lambda world, mine, other: [mine[0], world.frames.count - 1],
-    "sealed": lambda world, mine, other: [mine[0], other],
-    "first one sealed": lambda world, mine, other: [other, mine[0]],
-    "twice": lambda world, mine, other: [mine[0], mine[0]],
-    "does not exist": lambda world, mine, other: [mine[0], world.frames.count],
-    "below zero": lambda world, mine, other: [mine[0], -1],
-}
+BAD = ["free", "sealed", "sealed first", "twice", "does not exist", "below zero"]
+
+
+def bad_frames(case, world, mine, sealed):
+    last = world.frames.count - 1
+    return {
+        "free": ids(mine[0], last),
+        "sealed": ids(mine[0], sealed),
+        "sealed first": ids(sealed, mine[0]),
+        "twice": ids(mine[0], mine[0]),
+        "does not exist": ids(mine[0], last + 1),
+        "below zero": ids(mine[0], -1),
+    }[case]
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -478,7 +508,7 @@ def test_a_frame_that_cannot_be_sealed_changes_nothing(world, case, above):
     (other,) = world.match("s", pages(7)).frames.tolist()
     before = world.books()
     with pytest.raises(MisuseError, match="frame"):
-        world.index.seal(lease, chain, ids(*BAD[case](world, mine, other)))
+        world.index.seal(lease, chain, bad_frames(case, world, mine, other))
     assert world.books() == before
     world.check()
     assert world.found(chain) == len(above)
@@ -615,14 +645,23 @@ def test_a_lost_lease_is_reported_with_its_place_and_released_by_the_next_call(w
     assert sorted(world.collect()) == sorted(frames)
 
 
-CALLS = {
-    "match": lambda world, lease: world.match("next", pages(8)),
-    "seal": lambda world, lease: world.index.seal(lease, Chain(SPACE, pages(9)), ids()),
-    "release": lambda world, lease: world.index.release(lease),
-    "evict": lambda world, lease: world.index.evict(0),
-    "drop": lambda world, lease: world.index.drop(world.index.find(Chain(SPACE, pages(9)))),
-    "collect": lambda world, lease: world.index.collect(),
-}
+CALLS = ["match", "seal", "release", "evict", "drop", "collect"]
+
+
+def do(call, world, lease):
+    index, chain = world.index, Chain(SPACE, pages(9))
+    if call == "match":
+        world.match("next", chain, 0)
+    elif call == "seal":
+        index.seal(lease, chain, ids())
+    elif call == "release":
+        index.release(lease)
+    elif call == "evict":
+        index.evict(0)
+    elif call == "drop":
+        index.drop(index.find(chain))
+    else:
+        index.collect()
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -632,7 +671,7 @@ def test_every_call_releases_what_was_lost(world, call):
     world.index.match("lost one", Chain(SPACE, pages(1, 2)), 2)
     gc.collect()
     with pytest.warns(ResourceWarning, match="'lost one'"):
-        CALLS[call](world, lease)
+        do(call, world, lease)
     assert not any(books.request == "lost one" for books in world.index._leases)
     assert world.index.evictable >= 2
 
@@ -641,8 +680,9 @@ def test_every_call_releases_what_was_lost(world, call):
 def test_several_lost_leases_are_all_released_even_if_warnings_are_errors(world):
     """The first warning raises; the holds of the others must not be forgotten with it."""
     world.put(pages(1, 2))
-    for n in range(3):
-        world.index.match(n, Chain(SPACE, pages(1, 2)), 2)
+    matches = [world.index.match(n, Chain(SPACE, pages(1, 2)), 2) for n in range(3)]
+    assert world.index.held == 2
+    del matches
     gc.collect()
     for _ in range(5):
         try:

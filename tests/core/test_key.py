@@ -117,7 +117,13 @@ def test_the_secret_changes_the_root():
 
 
 def test_a_fact_cannot_be_moved_between_name_and_value():
-    pairs = [(("a", "bc"),), (("ab", "c"),), (("a", "b"), ("c", "")), (("", "abc"),), (("abc", ""),)]
+    pairs = [
+        (("a", "bc"),),
+        (("ab", "c"),),
+        (("a", "b"), ("c", "")),
+        (("", "abc"),),
+        (("abc", ""),),
+    ]
     assert len({dataclasses.replace(BASE, facts=facts).root() for facts in pairs}) == len(pairs)
 
 

@@ -22,7 +22,9 @@ COUNT = 3 * 7 * 5 * 2 * 9
 by_id = pytest.mark.parametrize("order", ALL, ids=lambda one: one.id)
 
 
-@pytest.mark.parametrize(("one", "other"), list(itertools.product(ALL, ALL)), ids=lambda one: one.id)
+@pytest.mark.parametrize(
+    ("one", "other"), list(itertools.product(ALL, ALL)), ids=lambda one: one.id
+)
 def test_any_layout_can_be_copied_to_any_other_and_back(one, other):
     values = np.arange(COUNT, dtype=np.int32)
     rng = np.random.default_rng(5)

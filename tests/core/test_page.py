@@ -37,9 +37,7 @@ def test_a_sealed_page_is_never_freed_without_leaving():
     """Whoever still reads it would read the next page's bytes."""
     after = {after for before, after in LEGAL if before is Status.SEALED}
     assert after == {Status.LEAVING, Status.QUARANTINED}
-    assert Status.FREE not in reachable(
-        Status.SEALED, without={Status.LEAVING, Status.QUARANTINED}
-    )
+    assert Status.FREE not in reachable(Status.SEALED, without={Status.LEAVING, Status.QUARANTINED})
 
 
 def test_a_leaving_page_never_comes_back():

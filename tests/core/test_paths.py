@@ -212,10 +212,11 @@ def test_guards_are_those_of_a_plain_walk_on_random_trees():
                 holds.append(rng.randrange(count))
                 paths.hold(holds[-1])
             covered = set()
-            for frame in holds:
-                while frame != NO_FRAME and frame not in covered:
-                    covered.add(frame)
-                    frame = parents[frame]
+            for held in holds:
+                above = held
+                while above != NO_FRAME:
+                    covered.add(above)
+                    above = parents[above]
             assert paths.guarded == len(covered)
             childless = set(range(count)) - set(parents.values())
             assert {f for f in range(count) if paths.loose(f)} == childless - covered

@@ -165,10 +165,10 @@ def _fits(engine: Engine, prompts: list[list[int]]) -> None:
     """Refuses a document that the model or the pool cannot take, before anything is computed."""
     longest = max(map(len, prompts)) + MAX_TOKENS
     slots = engine.pool.frames * engine.pool.page_tokens
-    if longest > min(engine.pool.positions, slots):
+    if longest > min(engine.pool.limits.positions, slots):
         raise InputError(
             f"document, question and answer have {longest} tokens",
-            limit=f"{engine.pool.positions} positions of the model and {slots} slots of the pool",
+            limit=f"{engine.pool.limits.positions} positions of the model and {slots} slots of the pool",
             remedy="give a shorter document, or raise pool.capacity_bytes",
         )
 

@@ -35,8 +35,11 @@ def model_folder(settings: Settings) -> Path:
         )
     from stepwell.engine.load import convert_gguf
 
-    print(f"converting the demo's model into {folder} (once, about 40 s)", file=sys.stderr)
-    convert_gguf(source, folder)
+    def progress(text: str) -> None:
+        print(f"  {text}", file=sys.stderr, flush=True)
+
+    progress(f"converting the demo's model into {folder}, once")
+    convert_gguf(source, folder, progress)
     return folder
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stepwell.base.errors import InputError
@@ -48,7 +50,7 @@ def load(folder: Path, dtype: str = "float32") -> Loaded:
             str(folder), dtype=getattr(torch, dtype), local_files_only=True
         )
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise InputError(
             f"the model in {folder} cannot be loaded: {error}",
             remedy="the folder may be damaged or incomplete: remove it and fetch or convert it again",
@@ -56,7 +58,7 @@ def load(folder: Path, dtype: str = "float32") -> Loaded:
     return Loaded(model.eval(), tokenizer)
 
 
-def convert_gguf(source: Path, target: Path) -> None:
+def convert_gguf(source: Path, target: Path, progress: Callable[[str], None]) -> None:
     """Writes a GGUF model as a folder that `load` reads: whole, or not at all.
 
     The folder is written beside the target and renamed when complete, so a conversion that is killed
@@ -65,6 +67,7 @@ def convert_gguf(source: Path, target: Path) -> None:
     Args:
         source: the GGUF file.
         target: folder to make; its parent is created.
+        progress: told what begins; reading the weights also shows transformers' own bar.
 
     Raises:
         InputError: the file cannot be read, or the disk is full.
@@ -75,6 +78,7 @@ def convert_gguf(source: Path, target: Path) -> None:
         tempfile.mkdtemp(prefix=f"{target.name}.making-{os.getpid()}-", dir=target.parent)
     )
     try:
+        progress("1 of 3: reading the packaged weights, about 20 s")
         options = {"gguf_file": source.name, "local_files_only": True}
         model = AutoModelForCausalLM.from_pretrained(
             str(source.parent), dtype=torch.float32, **options
@@ -84,14 +88,16 @@ def convert_gguf(source: Path, target: Path) -> None:
         del model.config.quantization_config
         del model.hf_quantizer
         model.is_quantized = False
+        progress("2 of 3: writing them as float32, about 540 MB")
         model.save_pretrained(str(making))
+        progress("3 of 3: converting the tokenizer, about 5 s")
         AutoTokenizer.from_pretrained(str(source.parent), **options).save_pretrained(str(making))
         try:
             making.rename(target)
         except OSError:
             if not (target / "config.json").is_file():
                 raise
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise InputError(
             f"{source} could not be converted into {target}: {error}",
             remedy="it needs about 600 MB of disk and 2 GB of memory; set cache_dir to another disk",

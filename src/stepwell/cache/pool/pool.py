@@ -20,7 +20,8 @@ from stepwell.base.errors import InputError, MisuseError
 from stepwell.base.observe import Counters
 from stepwell.base.settings import PoolSettings
 from stepwell.cache.pool import buffers as storage
-from stepwell.cache.pool.answer import Answer, Busy, Flags, NeverFits, Ready
+from stepwell.cache.pool.answer import Answer, Busy, Flags, Ready
+from stepwell.cache.pool.limits import Limits
 from stepwell.cache.pool.request import OpenRequest, check
 from stepwell.cache.pool.table import RequestTable
 from stepwell.cache.pool.view import KVView, pack
@@ -28,7 +29,7 @@ from stepwell.core.chain import Chain, as_tokens
 from stepwell.core.check import Findings
 from stepwell.core.evict.lru import Lru
 from stepwell.core.frames import FrameIds, Frames
-from stepwell.core.geometry import Geometry, Rule
+from stepwell.core.geometry import Geometry
 from stepwell.core.index import ClosedIndex
 from stepwell.core.key import Namespace
 from stepwell.core.page import Status
@@ -52,7 +53,7 @@ class PagePool:
 
     Args:
         geometry: of the model; full groups only so far.
-        settings: sizes; `capacity_bytes` is cut into whole pages, the rest is `remainder_bytes`.
+        settings: sizes; `capacity_bytes` is cut into whole pages, the rest is `limits.remainder_bytes`.
         device: a torch device, `"numpy"` for arrays, `"none"` for an engine with buffers of its own.
         secret: of the deployment; goes into every key.
 
@@ -67,39 +68,18 @@ class PagePool:
         device: str = "cpu",
         secret: bytes | None = None,
     ) -> None:
-        other = [group.name for group in geometry.groups if group.rule is not Rule.FULL]
-        if other:
-            raise InputError(f"groups {other} are not full", limit="full groups only, so far")
-        for name in ("page_tokens", "capacity_bytes", "requests", "positions"):
-            value = getattr(settings, name)
-            if type(value) is not int or value < 1:
-                raise InputError(f"{name} is {value!r}", limit="a whole number of 1 or more")
         self.geometry = geometry
-        self.page_tokens = settings.page_tokens
-        self.positions = settings.positions
-        page_bytes = geometry.page_bytes(settings.page_tokens)
-        count, self.remainder_bytes = divmod(settings.capacity_bytes, page_bytes)
-        if count == 0:
-            raise InputError(
-                f"capacity is {settings.capacity_bytes} bytes",
-                limit=f"at least one page of {settings.page_tokens} tokens, {page_bytes} bytes",
-                remedy="raise pool.capacity_bytes or lower pool.page_tokens",
-            )
-        if count * settings.page_tokens > 2**31 - 1:
-            raise InputError(
-                f"{count} pages of {settings.page_tokens} tokens were asked for",
-                limit="2**31 - 1 slots",
-                remedy="lower pool.capacity_bytes",
-            )
-        self.frames = count
-        self.buffers = storage.make(geometry, count * settings.page_tokens, device)
+        self.limits = Limits.of(geometry, settings)
+        self.page_tokens = self.limits.page_tokens
+        self.frames = self.limits.frames
+        self.buffers = storage.make(geometry, self.frames * self.page_tokens, device)
         self._device = device
         self._secret = secret
         self._debug = settings.debug
         self._counters = Counters()
-        self._frames = Frames(count)
-        self._index = ClosedIndex(self._frames, settings.page_tokens, Lru(count), self._counters)
-        self._table = RequestTable(settings.requests, settings.positions, settings.page_tokens)
+        self._frames = Frames(self.frames)
+        self._index = ClosedIndex(self._frames, self.page_tokens, Lru(self.frames), self._counters)
+        self._table = RequestTable(settings.requests, settings.positions, self.page_tokens)
         self._requests: dict[Hashable, OpenRequest] = {}
         self._lock = threading.Lock()
 
@@ -153,7 +133,7 @@ class PagePool:
 
     def _open(self, request: Hashable, chain: Chain, flags: Flags) -> Answer:
         tokens = len(chain)
-        refused = self._never(tokens)
+        refused = self.limits.refusal(tokens)
         if refused is not None:
             self._counters.add("opens_refused")
             return refused
@@ -166,7 +146,7 @@ class PagePool:
         match = self._index.match(request, chain, limit if reads else 0)
         own: FrameIds | None = None
         try:
-            pages = -(-tokens // self.page_tokens)
+            pages = self.limits.pages(tokens)
             own = self._take_frames(pages - match.lease.pages)
             if own is None:
                 self._counters.add("opens_busy")
@@ -191,21 +171,6 @@ class PagePool:
         self._counters.add("tokens_reused", cached)
         self._counters.add("tokens_missed", tokens - cached)
         return ready
-
-    def _never(self, tokens: int) -> NeverFits | None:
-        """Why an empty pool could not take so many tokens, if it could not."""
-        pages = -(-tokens // self.page_tokens)
-        if tokens > self.positions:
-            return NeverFits(
-                f"{tokens} tokens; allowed: {self.positions} positions a request; "
-                "remedy: raise pool.positions"
-            )
-        if pages > self.frames:
-            return NeverFits(
-                f"{tokens} tokens need {pages} pages; allowed: {self.frames} pages in all; "
-                "remedy: raise pool.capacity_bytes"
-            )
-        return None
 
     def _take_frames(self, n: int) -> FrameIds | None:
         """Takes n FILLING frames, evicting as many pages as that takes; all of them, or none."""
@@ -234,10 +199,10 @@ class PagePool:
         return answer
 
     def _extend(self, state: OpenRequest, end: int) -> Answer:
-        refused = self._never(end)
+        refused = self.limits.refusal(end)
         if refused is not None:
             return refused
-        more = -(-end // self.page_tokens) - state.pages
+        more = self.limits.pages(end) - state.pages
         if more > 0:
             own = self._take_frames(more)
             if own is None:
@@ -373,7 +338,7 @@ class PagePool:
                 "frames_filling": self.frames - free - held - cached,
                 "frames_held": held,
                 "frames_cached": cached,
-                "remainder_bytes": self.remainder_bytes,
+                "remainder_bytes": self.limits.remainder_bytes,
             }
 
     def check(self) -> None:

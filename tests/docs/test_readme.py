@@ -1,0 +1,39 @@
+"""The README's Python examples run as they stand, in a fresh interpreter, and print what they say."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+README = (pathlib.Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+
+
+def run(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": ""},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_pool_example_reuses_two_pages() -> None:
+    assert len([line for line in EXAMPLES[0].splitlines() if line.strip()]) <= 11
+    printed = run("import sys; sys.modules['torch'] = None\n" + EXAMPLES[0]).splitlines()
+    assert [line.partition(",")[0] for line in printed] == ["Ready(cached=0", "Ready(cached=8"]
+
+
+def test_the_engine_example_reuses_its_prompt() -> None:
+    cold, warm = run(EXAMPLES[1]).splitlines()
+    assert "reused_tokens=0," in cold
+    assert "reused_tokens=16," in warm
+    answers = [re.search(r"tokens=(\([\d, ]+\))", line).group(1) for line in (cold, warm)]
+    assert answers[0] == answers[1]

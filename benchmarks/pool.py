@@ -89,7 +89,7 @@ def cold(pool: Churned, *, keys_known: bool = False) -> Candidate:
         last.append(chain)
 
     def clean() -> None:
-        pool.pool.drop(last.pop().tokens[: LONG_PAGES * PAGE_TOKENS], NAMESPACE)
+        pool.pool.drop(last.pop().tokens[:PAGE_TOKENS], NAMESPACE)
 
     return Candidate(run, prepare, clean)
 

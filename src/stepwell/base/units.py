@@ -6,6 +6,7 @@ Neighbours: `settings` reads capacities with `parse_bytes`; the command line pri
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from stepwell.base.errors import InputError
 
@@ -42,12 +43,10 @@ def parse_bytes(text: str | int) -> int:
             limit="a number with B, kB, MB, GB, TB, KiB, MiB, GiB or TiB",
             remedy='write it like "512MiB"',
         )
-    amount = float(found.group(1)) * factor
-    if "." not in found.group(1):
-        amount = int(found.group(1)) * factor
-    if amount != int(amount):
-        raise InputError(f"{text!r} is {amount} bytes", limit="a whole number of bytes")
-    return int(amount)
+    amount = Fraction(found.group(1)) * factor
+    if amount.denominator != 1:
+        raise InputError(f"{text!r} is {float(amount)} bytes", limit="a whole number of bytes")
+    return amount.numerator
 
 
 def format_bytes(count: int) -> str:

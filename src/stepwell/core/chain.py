@@ -62,11 +62,21 @@ def as_tokens(tokens: Iterable[int] | npt.NDArray[Any]) -> Tokens:
     Raises:
         InputError: an id below 0 or above 2**32 - 1, or something that is no integer.
     """
-    array = np.asarray(tokens if hasattr(tokens, "__array__") else list(tokens))
+    given = tokens if hasattr(tokens, "__array__") else list(tokens)
+    try:
+        array = np.asarray(given)
+    except ValueError as error:
+        raise InputError(
+            f"tokens are no flat list: {error}", limit="one dimension of integers"
+        ) from error
     if array.size == 0 and array.ndim == 1:
         return np.empty(0, TOKEN)
     if array.dtype == object and all(type(one) is int for one in array.flat):
-        array = array.clip(-1, MAX_TOKEN + 1).astype(np.int64)
+        # numpy keeps integers beyond 64 bits as objects.
+        for where, one in enumerate(array.flat):
+            if not 0 <= one <= MAX_TOKEN:
+                raise _out_of_range(where, one)
+        array = array.astype(np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise InputError(
             f"tokens have dtype {array.dtype} and shape {array.shape}",
@@ -74,14 +84,17 @@ def as_tokens(tokens: Iterable[int] | npt.NDArray[Any]) -> Tokens:
             remedy="pass a flat list of token ids",
         )
     if array.size and (array.min() < 0 or array.max() > MAX_TOKEN):
-        bad = int(array.min()) if array.min() < 0 else int(array.max())
-        where = int(np.argmax(array == bad))
-        raise InputError(
-            f"token {where} is {bad}",
-            limit=f"0 to {MAX_TOKEN}",
-            remedy="pass ids of the tokenizer, without padding markers",
-        )
+        where = int(np.argmax((array < 0) | (array > MAX_TOKEN)))
+        raise _out_of_range(where, int(array[where]))
     return array.astype(TOKEN, copy=True)
+
+
+def _out_of_range(where: int, token: int) -> InputError:
+    return InputError(
+        f"token {where} is {token}",
+        limit=f"0 to {MAX_TOKEN}",
+        remedy="pass ids of the tokenizer, without padding markers",
+    )
 
 
 class Chain:
@@ -175,7 +188,7 @@ class Chain:
         Raises:
             InputError: that page is not full.
         """
-        if page >= len(self._keys):
+        if not 0 <= page < len(self._keys):
             self._extend_keys(page + 1)
         return self._keys[page]
 
@@ -214,7 +227,7 @@ class Chain:
         return sorted(touched)
 
     def _extend_keys(self, last: int) -> None:
-        if last > self.pages:
+        if not 1 <= last <= self.pages:
             raise InputError(
                 f"key of page {last - 1} was asked for",
                 limit=f"{self.pages} full pages of {self.namespace.page_tokens} tokens",

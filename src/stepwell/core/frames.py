@@ -18,8 +18,11 @@ FrameIds = npt.NDArray[np.int32]
 
 MAX_FRAMES = 2**31 - 1
 
+_MOVES = LEGAL - {(Status.FREE, Status.FILLING)}
+"""What `move` may do: only a reservation takes a frame off the stack."""
+
 _ALLOWED = np.zeros((len(Status), len(Status)), np.bool_)
-for _before, _after in LEGAL:
+for _before, _after in _MOVES:
     _ALLOWED[_before, _after] = True
 
 
@@ -86,30 +89,36 @@ class Frames:
         Raises:
             MisuseError: a frame does not exist, comes twice, or may not make this step; names it.
         """
+        self.require(frames, after)
         n = len(frames)
-        if n == 0:
-            return
         if n == 1:
             one = int(frames[0])
-            if not (0 <= one < self.count and _ALLOWED[self.status[one], after]):
-                raise self._illegal(frames, after)
             self.status[one] = after
             if after is Status.FREE:
                 self.generation[one] += 1
                 self._stack[self._free] = one
                 self._free += 1
             return
-        low, high = int(frames.min()), int(frames.max())
-        if low < 0 or high >= self.count or not self._distinct(frames):
-            raise self._illegal(frames, after)
-        if not _ALLOWED[self.status[frames], after].all():
-            raise self._illegal(frames, after)
         self.status[frames] = after
         if after is Status.FREE:
             self.generation[frames] += 1
             # Reversed: the first frame given is the next one taken, which keeps runs ascending.
             self._stack[self._free : self._free + n] = frames[::-1]
             self._free += n
+
+    def require(self, frames: FrameIds, after: Status) -> None:
+        """Raises what `move` would raise, and moves nothing."""
+        n = len(frames)
+        if n == 1:
+            one = int(frames[0])
+            if not (0 <= one < self.count and _ALLOWED[self.status[one], after]):
+                raise self._illegal(frames, after)
+        elif n:
+            low, high = int(frames.min()), int(frames.max())
+            if low < 0 or high >= self.count or not self._distinct(frames):
+                raise self._illegal(frames, after)
+            if not _ALLOWED[self.status[frames], after].all():
+                raise self._illegal(frames, after)
 
     def _distinct(self, frames: FrameIds) -> bool:
         """Whether no frame comes twice; linear in the frames asked about."""
@@ -126,8 +135,8 @@ class Frames:
                 return MisuseError(f"frame {frame} comes twice in one call", limit="once")
             seen.add(frame)
             before = Status(int(self.status[frame]))
-            if (before, after) not in LEGAL:
-                to = ", ".join(b.name for a, b in sorted(LEGAL) if a is before)
+            if (before, after) not in _MOVES:
+                to = ", ".join(b.name for a, b in sorted(_MOVES) if a is before) or "nowhere"
                 return MisuseError(
                     f"frame {frame} would go from {before.name} to {after.name}",
                     limit=f"from {before.name} to {to}",

@@ -147,8 +147,12 @@ class Geometry:
         fields: Mapping[str, Any] = config if isinstance(config, dict) else config.to_dict()
         _refuse(fields)
         heads = _positive(fields, "num_attention_heads")
-        head_size = fields.get("head_dim") or _positive(fields, "hidden_size") // heads
-        kv_heads = fields.get("num_key_value_heads") or heads
+        head_size = _positive(fields, "hidden_size") // heads
+        if fields.get("head_dim") is not None:
+            head_size = _positive(fields, "head_dim")
+        kv_heads = heads
+        if fields.get("num_key_value_heads") is not None:
+            kv_heads = _positive(fields, "num_key_value_heads")
         named = dtype or fields.get("dtype") or fields.get("torch_dtype") or "float32"
         named = str(named).removeprefix("torch.")
         facts = (("kv_dtype", named), ("rope", _rope_fact(fields)))
@@ -167,7 +171,8 @@ _FOREIGN_FIELDS = {
     "linear_num_value_heads": "recurrent layers",
     "conv_L_cache": "recurrent layers",
 }
-_LENGTH_ROPES = ("dynamic", "longrope")
+_POSITION_ROPES = (None, "default", "linear", "llama3", "yarn")
+"""Kinds of rope by which a token's rotation depends on its position alone, not on the prompt's length."""
 
 
 def _refuse(fields: Mapping[str, Any]) -> None:
@@ -194,12 +199,16 @@ def _refuse(fields: Mapping[str, Any]) -> None:
             remedy="set sliding_window to None if no prompt is longer than the window",
         )
     for rope in (fields.get("rope_scaling"), fields.get("rope_parameters")):
-        kind = (rope or {}).get("rope_type") or (rope or {}).get("type")
-        if kind in _LENGTH_ROPES:
-            raise GeometryError(
-                f"rope_type is {kind!r}: it makes the KV of a token depend on the length of the "
-                "whole prompt, so a prefix cannot be reused"
-            )
+        # One record, or one for each kind of layer.
+        nested = [one for one in (rope or {}).values() if isinstance(one, Mapping)]
+        for record in nested or [rope or {}]:
+            kind = record.get("rope_type") or record.get("type")
+            if kind not in _POSITION_ROPES:
+                raise GeometryError(
+                    f"rope_type is {kind!r}: the KV of a token may depend on the length of the "
+                    "whole prompt, so a prefix cannot be reused",
+                    limit=", ".join(map(str, _POSITION_ROPES[1:])),
+                )
 
 
 def _positive(fields: Mapping[str, Any], name: str) -> int:

@@ -195,6 +195,7 @@ class ClosedIndex:
         self._understands(chain)
         if not books.grows or not len(frames):
             return Sealed(_NONE, _NONE)
+        self._frames.require(frames, Status.SEALED)
         first, parent = books.pages, books.deepest
         keys = chain.keys(first, first + len(frames))
         if parent != NO_FRAME and self._paths.root(parent) != chain.root:
@@ -374,9 +375,11 @@ class ClosedIndex:
 
     def _reap(self) -> None:
         """Releases leases that their holders lost; here, because the collector may only queue."""
-        for books in self._leases.lost():
+        lost = self._leases.lost()
+        for books in lost:
             self._end(books)
             self._counters.add("leases_lost")
+        for books in lost:
             warnings.warn(
                 f"the lease of request {books.request!r} was lost, not released; "
                 f"it was taken at {books.place}",

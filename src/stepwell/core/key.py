@@ -49,6 +49,15 @@ def field_bytes(name: str, value: str | int | Sequence[tuple[str, str]] | None) 
     return head + b"m" + struct.pack("<Q", len(value)) + framed(rows)
 
 
+def _sorted_pairs(facts: object) -> bool:
+    """Whether facts can be written in one way only."""
+    pairs = isinstance(facts, tuple) and all(
+        isinstance(one, tuple) and len(one) == 2 and all(isinstance(text, str) for text in one)
+        for one in facts
+    )
+    return pairs and tuple(sorted(dict(facts).items())) == facts  # type: ignore[call-overload]
+
+
 @dataclass(frozen=True, slots=True)
 class Namespace:
     """Everything around the tokens that changes KV bytes or who may share them.
@@ -95,11 +104,13 @@ class Namespace:
             raise InputError(f"epoch is {self.epoch!r}", limit="0 to 2**63 - 1")
         for name in ("model", "revision", "adapter", "tenant", "process"):
             value = getattr(self, name)
-            if value == "" or not isinstance(value, str | Digest | None):
+            unknown = name == "adapter" and isinstance(value, Digest)
+            if value == "" or not (unknown or value is None or isinstance(value, str)):
                 raise InputError(f"{name} is {value!r}", limit="a text that is not empty, or None")
-        if tuple(sorted(dict(self.facts).items())) != tuple(self.facts):
+        if not _sorted_pairs(self.facts):
             raise InputError(
-                f"facts are {self.facts!r}", limit="(name, value) pairs, sorted, names distinct"
+                f"facts are {self.facts!r}",
+                limit="a tuple of (name, value) pairs of texts, sorted, names distinct",
             )
 
     @classmethod

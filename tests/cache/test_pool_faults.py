@@ -21,6 +21,7 @@ from stepwell.core.key import Digest, Namespace
 from stepwell.core.page import Status
 from stepwell.core.reasons import Reason
 from stepwell.testing.fingerprint import geometry, reference
+from stepwell.testing.model import DictPool
 
 
 def test_p01_a_page_is_no_hit_at_another_place(bench: Any) -> None:
@@ -49,6 +50,7 @@ def test_p04_rows_of_reused_positions_are_written(make_bench: Any) -> None:
     np.random.default_rng(0).shuffle(bench.pool._frames._stack)
     prompt = list(range(13))
     bench.serve("a", prompt)
+    bench.open("filler", [99])  # has the row that would be right by chance
     bench.open("b", prompt)
     view = bench.pool.bind({"b": 1})
     slots = view.table[view.rows[0]][:13]
@@ -67,6 +69,7 @@ def test_p05_pages_of_one_token_are_returned_and_reused(make_bench: Any) -> None
 
 
 def test_p06_p07_a_prompt_that_does_not_fit_leaves_its_hits_as_they_were(bench: Any) -> None:
+    bench.serve("other", [5, 6, 7, 8, 0])
     bench.serve("a", [1, 2, 3, 4, 0])
     bench.open("holds", range(100, 136))
     before = bench.pool.stats()
@@ -76,6 +79,7 @@ def test_p06_p07_a_prompt_that_does_not_fit_leaves_its_hits_as_they_were(bench: 
         k: v for k, v in before.items() if k != "opens_busy"
     }
     bench.pool.close("holds")
+    assert bench.cached([5, 6, 7, 8, 0]) == 4
     assert bench.serve("a", [1, 2, 3, 4, 0]).cached == 4
     bench.serve("b", range(200, 240))
     bench.pool.check()
@@ -575,3 +579,20 @@ def test_a_request_can_end_at_any_point(bench: Any, computed: int, extended: boo
     bench.pool.close("a")
     assert bench.idle_frames() == {"filling": 0, "held": 0}
     bench.serve("a", tokens)
+
+
+def test_a_dropped_page_leaves_its_recency_to_its_parent(make_bench: Any) -> None:
+    """The reference pool must say the same: three pages, of which the parent of the dropped one stays."""
+    bench = make_bench(page_tokens=1, frames=3)
+    model = DictPool(1, 3, 4, 64)
+    for prompt in ([1], [3], [1, 2]):
+        bench.serve("a", prompt)
+        answer = model.open("a", prompt, "m")
+        model.commit("a", prompt[answer.cached :])
+        model.close("a")
+    assert bench.pool.drop([1, 2], bench.space) == model.drop([1, 2], "m") == 1
+    bench.serve("b", [4, 5])
+    model.open("b", [4, 5], "m")
+    model.commit("b", [4, 5])
+    model.close("b")
+    assert bench.open("c", [1, 9]).cached == model.open("c", [1, 9], "m").cached == 1

@@ -55,7 +55,7 @@ def start(name: str, target: Callable[[], None], health: Health) -> threading.Th
     """Starts a daemon thread whose faults reach `health`.
 
     Args:
-        name: shown in traces; begins with `stepwell-`.
+        name: shown in traces, after `stepwell-`.
         target: runs until it returns; owns no lock when it raises.
         health: told of whatever escapes `target`.
     """

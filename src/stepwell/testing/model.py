@@ -85,7 +85,7 @@ class DictPool:
 
     def free(self) -> int:
         """Frames that no page and no request has."""
-        sealed = set(self.nodes()) | (self._dropped & self.kept())
+        sealed = set(self.nodes()) | self._dropped
         own = sum(state.pages - state.sealed for state in self.open_requests.values())
         return self.frames - len(sealed) - own
 
@@ -185,6 +185,15 @@ class DictPool:
         state = self.open_requests.pop(request)
         if state.sealed:
             state.deepest.last_use = self._now()
+        self._let_dropped_leave()
+
+    def _let_dropped_leave(self) -> None:
+        """Dropped pages that nobody keeps leave, tails first, each with its use merged upwards."""
+        gone = self._dropped - self.kept()
+        for node in sorted(gone, key=lambda node: -len(node.path())):
+            assert node.parent is not None
+            node.parent.last_use = max(node.parent.last_use, node.last_use)
+        self._dropped -= gone
 
     def close(self, request: Hashable) -> None:
         """As `PagePool.close`."""
@@ -210,4 +219,5 @@ class DictPool:
         for state in self.open_requests.values():
             if state.sealed and state.deepest in self._dropped:
                 state.grows = False
+        self._let_dropped_leave()
         return len(gone)

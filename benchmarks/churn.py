@@ -114,15 +114,23 @@ class Churned:
             self.churn(frames // 10)
         self._grow_longs()
         self._churn_until_evicted(frames * 12 // 5)
+        self._reshape(_SMALL)
         old = Chain(NAMESPACE, self._some(4 * PAGE_TOKENS + 1))
         self._use("old", old)
-        self._shape = _SMALL
         self._churn_until_evicted(self._evicted + min(frames, _ZONE_PAGES))
-        self._shape = large if frames > 500_000 else _SMALL
+        self._reshape(large if frames > 500_000 else _SMALL)
         self._between_uses = min(self._between_uses, _ZONE_PAGES // 16)
         while self._evicted < 3 * frames or self.pool._index.longest(old, 4):
             self._churn_until_evicted(self._evicted + 1)
-        self._shape = _SMALL
+        self._reshape(_SMALL)
+        self.churn(_REQUESTS * 16)
+        self.touch()
+
+    def _reshape(self, shape: _Shape) -> None:
+        """All live requests end; those that follow have another shape."""
+        for slot in range(_REQUESTS):
+            self._end(slot)
+        self._shape = shape
 
     def _random(self, count: int) -> Tokens:
         return self._rng.integers(0, VOCABULARY, count, dtype=np.uint32)

@@ -147,7 +147,7 @@ class _Bench:
             "ours": Candidate(self._first, lambda: next(ours)),
             "theirs": Candidate(self.peer.run, forgetful),
         }
-        samples = interleaved(candidates, rounds=1 if self._quick else 5)
+        samples = interleaved(candidates, rounds=1 if self._quick else 3)
         assert self._record.reused_tokens == 0
         note = f"{self._prompt:,} tokens never seen, to the first token, against one forward call"
         return self._row(0, samples, note)
@@ -173,7 +173,7 @@ class _Bench:
             "ours": Candidate(step, calls=_STEPS),
             "theirs": Candidate(their_step, calls=_STEPS),
         }
-        samples = interleaved(candidates, rounds=2 if self._quick else 11)
+        samples = interleaved(candidates, rounds=2 if self._quick else 9)
         self.engine.cancel(name)
         same = sum(a == b for a, b in zip(*answers, strict=True))
         note = (
@@ -198,7 +198,7 @@ class _Bench:
                 lambda: self.peer.cache.crop(-_SUFFIX),
             ),
         }
-        samples = interleaved(candidates, rounds=2 if self._quick else 15)
+        samples = interleaved(candidates, rounds=2 if self._quick else 9)
         assert self._record.reused_tokens == self._prompt
         note = (
             f"{self._prompt:,} tokens hit and {_SUFFIX} computed, to the first token, against a forward "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -211,6 +212,61 @@ def test_a_step_that_raises_counts_nothing(engine: Engine) -> None:
     engine.pool.check()
     engine.runner.run = run
     assert engine.run()[name].tokens == expected
+
+
+def test_what_happened_before_a_step_raised_is_not_lost(engine: Engine) -> None:
+    never = engine.add(prompt(399), max_tokens=1)
+    engine.add(prompt(5), max_tokens=1)
+    engine.pool.limits = dataclasses.replace(engine.pool.limits, positions=300)
+    run = engine.runner.run
+
+    def broken(*_: Any) -> torch.Tensor:
+        raise RuntimeError("the device is gone")
+
+    engine.runner.run = broken
+    with pytest.raises(RuntimeError, match="gone"):
+        engine.step()
+    engine.runner.run = run
+    assert engine.run()[never].finish is Finish.NO_ROOM
+
+
+def test_streams_can_be_read_in_turns(engine: Engine) -> None:
+    """A stream's steps move everybody on; nobody's events are lost to another's reader."""
+    names = [engine.add(prompt(9, seed), max_tokens=6) for seed in range(3)]
+    first, second = engine.stream(names[0]), engine.stream(names[1])
+    tokens: dict[str, list[int]] = {name: [] for name in names}
+    for event in first:
+        tokens[event.name].append(event.token)
+        other = next(second)
+        tokens[other.name].append(other.token)
+    records = engine.run()
+    assert [len(tokens[name]) for name in names] == [6, 6, 0]
+    assert len(records[names[2]].tokens) == 6
+
+
+def test_a_request_that_just_fits_is_finished_even_after_preemption(llama: Any) -> None:
+    """Twenty slots; the last token's KV is never written, so the twenty-first token still comes."""
+    for preempted in (False, True):
+        engine = Engine(llama, settings(frames=5, positions=20))
+        name = engine.add(prompt(16), max_tokens=5)
+        while len(engine._alive[name].tokens) < 20:
+            engine.step()
+        if preempted:
+            engine._schedule._preempt(engine._alive[name])
+        record = engine.run()[name]
+        assert (record.finish, len(record.tokens)) == (Finish.LENGTH, 5)
+        assert record.preemptions == preempted
+        engine.close()
+
+
+def test_a_closed_engine_takes_nothing(llama: Any) -> None:
+    engine = Engine(llama, settings())
+    engine.add(prompt(9), max_tokens=5)
+    engine.close()
+    engine.close()
+    assert engine.idle
+    with pytest.raises(MisuseError, match="closed"):
+        engine.add(prompt(9))
 
 
 def test_a_namespace_keeps_models_apart(llama: Any) -> None:

@@ -68,6 +68,8 @@ class Engine:
         self._clock = clock or SystemClock()
         self._schedule = Schedule(self.pool, namespace, settings.engine, self._clock)
         self._alive: dict[str, Request] = {}
+        self._inbox: list[Event] = []  # what happened and nobody has been told yet
+        self._closed = False
         self._count = 0
 
     @property
@@ -100,6 +102,8 @@ class Engine:
             InputError: an empty prompt, an id that the model does not have, `max_tokens` below 1.
             MisuseError: the name is alive already.
         """
+        if self._closed:
+            raise MisuseError("the engine is closed", remedy="make another one over the model")
         tokens = as_tokens(prompt)
         if not len(tokens):
             raise InputError("the prompt is empty", limit="at least one token")
@@ -149,11 +153,23 @@ class Engine:
         return None if request is None else request.computed
 
     def step(self) -> list[Event]:
-        """Computes one step; an empty list when there is nothing to do."""
+        """Computes one step.
+
+        Returns:
+            What happened since the last call, steps of `stream` for other requests included; empty when
+            there is nothing to do.
+        """
+        self._advance()
+        events, self._inbox = self._inbox, []
+        return events
+
+    def _advance(self) -> None:
         batch = self._schedule.next_batch()
-        events = self._refusals()
+        for request, why in self._schedule.refused:
+            self._inbox.append(Event(request.name, None, self._end(request, why)))
+        self._schedule.refused.clear()
         if not batch:
-            return events
+            return
         view = self.pool.bind({request.name: count for request, count in batch})
         tokens: list[int] = []
         keep: list[int] = []
@@ -169,12 +185,7 @@ class Engine:
             request.computed = end
             request.computed_tokens += count
             if end == len(request.tokens):
-                events.append(self._accept(request, next(chosen)))
-        return events
-
-    def _refusals(self) -> list[Event]:
-        refused, self._schedule.refused = self._schedule.refused, []
-        return [Event(request.name, None, self._end(request, why)) for request, why in refused]
+                self._inbox.append(self._accept(request, next(chosen)))
 
     def _accept(self, request: Request, token: int) -> Event:
         """The request's next token; perhaps its last."""
@@ -197,26 +208,29 @@ class Engine:
     def stream(self, name: str) -> Iterator[Event]:
         """Steps until a request has ended, and yields what it gets, token by token.
 
-        Other requests go on in the same steps; their events are for whoever steps after, so several
-        consumers should call `step` themselves. Leaving the loop early cancels the request.
+        Other requests go on in the same steps, and their events wait for their own stream or the next
+        `step`; streams may be read in turns. Leaving the loop early cancels the request.
         """
-        ended = name not in self._alive
-        if ended:
+        if name not in self._alive:
             raise MisuseError(f"request {name!r} is not alive", remedy="add it first")
+        ended = False
         try:
             while not ended:
-                for event in self.step():
-                    if event.name == name:
-                        ended = event.record is not None
-                        yield event
+                mine = [event for event in self._inbox if event.name == name]
+                self._inbox = [event for event in self._inbox if event.name != name]
+                for event in mine:
+                    ended = event.record is not None
+                    yield event
+                if not mine:
+                    self._advance()
         finally:
             if name in self._alive:
                 self.cancel(name)
 
     def run(self) -> dict[str, Record]:
-        """Steps until no request is alive; the records by name."""
+        """Steps until no request is alive; the records by name, of all that ended since the last step."""
         records: dict[str, Record] = {}
-        while not self.idle:
+        while self._alive or self._inbox:
             for event in self.step():
                 if event.record is not None:
                     records[event.name] = event.record
@@ -228,7 +242,9 @@ class Engine:
         return next(event.record for event in self.stream(name) if event.record is not None)
 
     def close(self) -> None:
-        """Cancels what is alive and gives the model back as it was."""
+        """Cancels what is alive and gives the model back as it was; a second time does nothing."""
         for name in tuple(self._alive):
             self.cancel(name)
-        self.runner.close()
+        if not self._closed:
+            self.runner.close()
+        self._closed = True

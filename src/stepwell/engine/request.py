@@ -35,6 +35,7 @@ class Request:
         flags: what it does not want of the pool.
         arrived_s: when it was added.
         computed: of `tokens`, how many have their KV in the pool.
+        room: of `tokens`, how many the pool has frames for.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Request:
     flags: Flags
     arrived_s: float
     computed: int = 0
+    room: int = 0
     reused_tokens: int | None = None
     resumed_tokens: int = 0
     computed_tokens: int = 0

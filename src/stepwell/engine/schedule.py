@@ -71,22 +71,17 @@ class Schedule:
         """Room for the next token of everyone who generates; whether somebody lost theirs for it."""
         lost_one = False
         for request in tuple(self.running):
-            while request in self.running and self._left(request) == 1:
-                answer = self._pool.extend(request.name, 1) if self._grew(request) else None
-                if answer is None or isinstance(answer, Ready):
-                    break
-                if isinstance(answer, NeverFits):
+            while request in self.running and request.room < len(request.tokens):
+                answer = self._pool.extend(request.name, 1)
+                if isinstance(answer, Ready):
+                    request.room = len(request.tokens)
+                elif isinstance(answer, NeverFits):
                     self.leave(request)
                     self.refused.append((request, Finish.NO_ROOM))
-                    break
-                self._preempt(self.running[-1])
-                lost_one = True
+                else:
+                    self._preempt(self.running[-1])
+                    lost_one = True
         return lost_one
-
-    @staticmethod
-    def _grew(request: Request) -> bool:
-        """Whether its last token is one that the pool has not seen at `open`."""
-        return len(request.tokens) > request.prompt_tokens
 
     def _preempt(self, request: Request) -> None:
         self.leave(request)
@@ -112,6 +107,7 @@ class Schedule:
                 return
             self.waiting.popleft()
             request.computed = answer.cached
+            request.room = len(request.tokens)
             if request.reused_tokens is None:
                 request.reused_tokens = answer.cached
                 request.reason = answer.reason

@@ -45,7 +45,7 @@ def reference(tokens: Sequence[int], weights: int = 0) -> npt.NDArray[np.int64]:
     for position, token in enumerate(tokens):
         above = _mix(above, int(token))
         for layer in range(LAYERS):
-            kv[layer, 0, position] = above if layer == 0 else _mix(above, layer)
+            kv[layer, 0, position] = above if layer == 0 else _mix(above, layer, -2)
             kv[layer, 1, position] = _mix(above, layer, -1)
     return kv
 
@@ -79,7 +79,7 @@ class Fingerprint:
                 slot = int(view.write_slots[first + offset])
                 above = _mix(above, int(token))
                 for layer in range(LAYERS):
-                    k[layer, slot, 0, 0] = above if layer == 0 else _mix(above, layer)
+                    k[layer, slot, 0, 0] = above if layer == 0 else _mix(above, layer, -2)
                     v[layer, slot, 0, 0] = _mix(above, layer, -1)
             seen = self.read(view, number)
             digest = hashlib.blake2b(np.ascontiguousarray(seen).tobytes(), digest_size=8).digest()

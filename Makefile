@@ -15,7 +15,7 @@ help:
 # torch first and pinned exactly: a range would let pip pull a build for another device.
 $(VENV)/ready: pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (about two minutes, once)"
-	$(PYTHON) -m venv --clear $(VENV)
+	$(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip
 	$(PIP) torch==2.13.0
 	$(PIP) -e '.[hf,dev]'

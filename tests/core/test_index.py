@@ -991,3 +991,15 @@ def test_the_checker_finds_broken_books(damage):
     with pytest.raises(AssertionError):
         world.check()
     assert lease.pages >= len(tail)
+
+
+def test_a_lease_does_not_grow_by_another_chains_pages():
+    """Else the pages of one prompt would be found below the prefix of another."""
+    world = World()
+    mine, other = [1] * 8 + [3] * 4, [9] * 8 + [3] * 4
+    world.put(mine[:8])
+    match = world.match("a", mine, 2)
+    with pytest.raises(InputError, match="page 1 of the chain"):
+        world.seal(match.lease, Chain(SPACE, other), 1)
+    world.check()
+    assert world.found(other) == 0

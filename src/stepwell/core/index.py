@@ -198,8 +198,11 @@ class ClosedIndex:
         self._frames.require(frames, Status.SEALED)
         first, parent = books.pages, books.deepest
         keys = chain.keys(first, first + len(frames))
-        if parent != NO_FRAME and self._paths.root(parent) != chain.root:
-            raise InputError("the chain belongs to another namespace than its lease")
+        if parent != NO_FRAME and self._contents.find(chain.key(first - 1)) != parent:
+            raise InputError(
+                f"page {first - 1} of the chain is not the last page of the lease",
+                limit="a chain that begins with the prefix that the lease keeps",
+            )
         known = self._contents.gallop(keys.__getitem__, len(keys))
         same = self._twins(chain, books, keys[:known]) if twins else _NONE
         new = _NONE

@@ -47,9 +47,9 @@ class PagePool:
     keeps its frame, the row of the other is pointed there. A prompt is reused up to its last full page
     that leaves `replay_tokens` to compute. Nothing is remembered of a request but what its tokens prove.
 
-    Threads: one lock around every public method, held for the books only, never for a copy or a
-    computation; the model reads and writes the buffers outside of it, in slots that are its own until it
-    commits. After an exception the pool is as it was before the call.
+    Threads: one lock around every public method, held for the books and for hashing pages that are being
+    sealed; prompts are hashed before it is taken. The model reads and writes the buffers outside of it, in
+    slots that are its own until it commits. Calls about one request come one after the other. After an exception the pool is as it was before the call.
 
     Args:
         geometry: of the model; full groups only so far.
@@ -108,12 +108,17 @@ class PagePool:
         chain = self._chain(prompt, namespace)
         if not len(chain):
             raise InputError("the prompt is empty", limit="at least one token")
+        refusal = chain.namespace.refusal
+        reads = refusal is None and Flags.NO_READ not in flags
+        limit = max(0, len(chain) - self.geometry.replay_tokens) // self.page_tokens if reads else 0
+        # A look without the lock proves nothing, but it hashes the prompt as far as the match will ask.
+        self._index.longest(chain, limit)
         with self._lock:
             if request in self._requests:
                 raise MisuseError(
                     f"request {request!r} is open already", remedy="close it, or use another name"
                 )
-            answer = self._open(request, chain, flags)
+            answer = self._open(request, chain, flags, limit)
             self._after()
         return answer
 
@@ -131,7 +136,7 @@ class PagePool:
             )
         return chain
 
-    def _open(self, request: Hashable, chain: Chain, flags: Flags) -> Answer:
+    def _open(self, request: Hashable, chain: Chain, flags: Flags, limit: int) -> Answer:
         tokens = len(chain)
         refused = self.limits.refusal(tokens)
         if refused is not None:
@@ -140,10 +145,7 @@ class PagePool:
         if not self._table.free:
             self._counters.add("opens_busy")
             return Busy(short_rows=1)
-        refusal = chain.namespace.refusal
-        reads = refusal is None and Flags.NO_READ not in flags
-        limit = max(0, tokens - self.geometry.replay_tokens) // self.page_tokens
-        match = self._index.match(request, chain, limit if reads else 0)
+        match = self._index.match(request, chain, limit)
         own: FrameIds | None = None
         try:
             pages = self.limits.pages(tokens)
@@ -156,7 +158,9 @@ class PagePool:
             self._table.write(row, 0, match.frames)
             self._table.write(row, match.lease.pages, own)
             cached = match.lease.pages * self.page_tokens
-            ready = Ready(cached, match.reason if reads else (refusal or Reason.NO_READ))
+            refusal = chain.namespace.refusal
+            reason = refusal or (Reason.NO_READ if Flags.NO_READ in flags else match.reason)
+            ready = Ready(cached, reason)
             seals = refusal is None and Flags.NO_WRITE not in flags
             self._requests[request] = OpenRequest(
                 chain, row, pages, cached, match.lease, flags, seals, ready

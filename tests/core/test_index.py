@@ -477,7 +477,7 @@ def test_pages_of_another_namespace_cannot_continue_a_lease(world):
     other = Chain(Namespace(SIZE, model="m", tenant="t"), pages(1, 2))
     mine = world.frames.reserve(1)
     before = world.books()
-    with pytest.raises(InputError, match="namespace"):
+    with pytest.raises(InputError, match="page 0 of the chain"):
         world.index.seal(lease, other, mine)
     assert world.books() == before
 

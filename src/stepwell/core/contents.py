@@ -101,7 +101,8 @@ class Contents:
             return False
         del self._shards[key[0]][key]
         self._keys[frame] = None
-        self._extras.pop(frame, None)
+        if self._extras:
+            self._extras.pop(frame, None)
         return True
 
     def check(self, findings: Findings) -> None:

@@ -23,7 +23,10 @@ _MOVES = LEGAL - {(Status.FREE, Status.FILLING)}
 
 _ALLOWED = np.zeros((len(Status), len(Status)), np.bool_)
 for _before, _after in _MOVES:
-    _ALLOWED[_before, _after] = True
+    _ALLOWED[_after, _before] = True
+_ALLOWED_ONE = [row.tolist() for row in _ALLOWED]
+_FILLING = int(Status.FILLING)
+_GENERATIONS = 2**32 - 1
 
 
 class Frames:
@@ -50,6 +53,10 @@ class Frames:
         # Descending, so that the first frames handed out are 0, 1, 2, ...: neighbours stay neighbours.
         self._stack: FrameIds = np.arange(count - 1, -1, -1, dtype=np.int32)
         self._free = count
+        # Windows on the columns: one element at a time is read four times faster through them.
+        self._status_of = self.status.data
+        self._generation_of = self.generation.data
+        self._stack_of = self._stack.data
         self._seen: FrameIds = np.empty(count, np.int32)  # scratch of _distinct
 
     @property
@@ -70,13 +77,15 @@ class Frames:
             return None
         if n < 0:
             raise InputError(f"{n} frames were asked for", limit="0 or more")
+        if n == 1:
+            self._free -= 1
+            taken = self._stack[self._free : self._free + 1].copy()
+            self._status_of[self._stack_of[self._free]] = _FILLING
+            return taken
         top = self._free - n
         taken = self._stack[top : self._free][::-1].copy()
         self._free = top
-        if n == 1:
-            self.status[taken[0]] = Status.FILLING
-        else:
-            self.status[taken] = Status.FILLING
+        self.status[taken] = _FILLING
         return taken
 
     def move(self, frames: FrameIds, after: Status) -> None:
@@ -93,13 +102,13 @@ class Frames:
         n = len(frames)
         if n == 1:
             one = int(frames[0])
-            self.status[one] = after
+            self._status_of[one] = after
             if after is Status.FREE:
-                self.generation[one] += 1
-                self._stack[self._free] = one
+                self._generation_of[one] = (self._generation_of[one] + 1) & _GENERATIONS
+                self._stack_of[self._free] = one
                 self._free += 1
             return
-        self.status[frames] = after
+        self.status[frames] = int(after)
         if after is Status.FREE:
             self.generation[frames] += 1
             # Reversed: the first frame given is the next one taken, which keeps runs ascending.
@@ -111,13 +120,13 @@ class Frames:
         n = len(frames)
         if n == 1:
             one = int(frames[0])
-            if not (0 <= one < self.count and _ALLOWED[self.status[one], after]):
+            if not (0 <= one < self.count and _ALLOWED_ONE[after][self._status_of[one]]):
                 raise self._illegal(frames, after)
         elif n:
             low, high = int(frames.min()), int(frames.max())
             if low < 0 or high >= self.count or not self._distinct(frames):
                 raise self._illegal(frames, after)
-            if not _ALLOWED[self.status[frames], after].all():
+            if not _ALLOWED[int(after)].take(self.status.take(frames)).all():
                 raise self._illegal(frames, after)
 
     def _distinct(self, frames: FrameIds) -> bool:

@@ -87,7 +87,8 @@ class ClosedIndex:
         self._paths = Paths(frames.count)
         self._contents = Contents(frames.count, page_tokens)
         self._leases = Leases()
-        self._left: list[FrameIds] = []
+        self._going: list[FrameIds] = []  # left the tree in this call
+        self._left: list[FrameIds] = []  # LEAVING, for the next `collect`
 
     @property
     def evictable(self) -> int:
@@ -284,6 +285,7 @@ class ClosedIndex:
         self._policy.touch(books.deepest)
         for last in self._paths.let_go(books.deepest):
             self._settle(last)
+        self._mark_going()
 
     def _settle(self, frame: int) -> None:
         """Offers the last page of a run if it may leave; unindexed ones leave at once, upwards."""
@@ -302,9 +304,16 @@ class ClosedIndex:
             self._policy.inherit(frames, parent)
         for frame in frames.tolist():
             self._contents.forget(frame)
-        self._frames.move(frames, Status.LEAVING)
-        self._left.append(frames)
+        self._going.append(frames)
         return parent
+
+    def _mark_going(self) -> None:
+        """Marks what left in this call as LEAVING, in one move however many runs it came from."""
+        if self._going:
+            gone = self._going[0] if len(self._going) == 1 else np.concatenate(self._going)
+            self._going.clear()
+            self._frames.move(gone, Status.LEAVING)
+            self._left.append(gone)
 
     def evict(self, n: int) -> bool:
         """Takes n pages out, in the order of the policy, tails first: all n or none.
@@ -325,6 +334,7 @@ class ClosedIndex:
             going = tail[: self._policy.in_a_row(tail)]
             self._settle(self._leave(going))
             taken += len(going)
+        self._mark_going()
         self._counters.add("pages_evicted", taken)
         return True
 
@@ -359,6 +369,7 @@ class ClosedIndex:
                 books.grows = False
         for frames in reversed(runs):
             self._settle(int(frames[-1]))
+        self._mark_going()
         self._counters.add("pages_dropped", gone)
         return gone
 
@@ -366,6 +377,8 @@ class ClosedIndex:
         """The LEAVING frames since the last call, which are the caller's to free; shape [n]."""
         self._reap()
         left, self._left = self._left, []
+        if len(left) == 1:
+            return left[0]
         return np.concatenate(left) if left else _NONE
 
     def _understands(self, chain: Chain) -> None:

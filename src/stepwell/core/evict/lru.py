@@ -32,6 +32,7 @@ class Lru:
         self._count = count
         self._tick = 0
         self._last_use: npt.NDArray[np.int64] = np.zeros(count, np.int64)
+        self._used = self._last_use.data
         self._offered = bytearray(count)
         self._queued = bytearray(count)
         self._heap: list[int] = []  # last use * count + frame: integers compare faster than pairs
@@ -49,7 +50,7 @@ class Lru:
         self._offered[frame] = 1
         if not self._queued[frame]:
             self._queued[frame] = 1
-            heapq.heappush(self._heap, int(self._last_use[frame]) * self._count + frame)
+            heapq.heappush(self._heap, self._used[frame] * self._count + frame)
 
     def withdraw(self, frame: int) -> None:
         self._offered[frame] = 0
@@ -63,7 +64,7 @@ class Lru:
                 heapq.heappop(heap)
                 self._queued[frame] = 0
                 continue
-            true = int(self._last_use[frame]) * self._count + frame
+            true = self._used[frame] * self._count + frame
             if true == entry:
                 return frame
             heapq.heapreplace(heap, true)
@@ -80,12 +81,15 @@ class Lru:
         self.offer(victim)
         if rival is None:
             return len(frames)
-        later = merged * self._count + frames > int(self._last_use[rival]) * self._count + rival
+        later = merged * self._count + frames > self._used[rival] * self._count + rival
         return max(1, int(np.argmax(later)) if later.any() else len(frames))
 
     def inherit(self, frames: FrameIds, parent: int) -> None:
-        latest = self._last_use[frames[0] if len(frames) == 1 else frames].max()
-        self._last_use[parent] = max(self._last_use[parent], latest)
+        if len(frames) == 1:
+            latest = self._used[int(frames[0])]
+        else:
+            latest = int(self._last_use[frames].max())
+        self._used[parent] = max(self._used[parent], latest)
 
     def check(self, findings: Findings, offered: Callable[[int], bool]) -> None:
         queued = [entry % self._count for entry in self._heap]

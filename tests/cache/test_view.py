@@ -28,8 +28,27 @@ def test_a_span_is_claimed_only_for_consecutive_slots(
 ) -> None:
     table = RequestTable(rows=2, positions=8, page_tokens=2)
     table.write(1, 0, np.array(frames, np.int32))
-    view = pack((), "none", table.slots, [(1, 0, 2 * len(frames))])
+    view = pack((), "none", table, [(1, 0, 2 * len(frames))])
     assert view.spans == (span,)
+    piecewise = RequestTable(rows=2, positions=8, page_tokens=2)
+    for page, frame in enumerate(frames):
+        piecewise.write(0, page, np.array([frame], np.int32))
+    assert piecewise.span(0, 2 * len(frames)) == span
+
+
+def test_a_span_follows_what_is_written_over_and_given_back() -> None:
+    table = RequestTable(rows=1, positions=8, page_tokens=2)
+    row = table.take()
+    table.write(row, 0, np.array([3, 9, 5], np.int32))
+    assert table.span(row, 6) is None
+    table.write(row, 1, np.array([4], np.int32))
+    assert table.span(row, 6) == (6, 12)
+    table.write(row, 0, np.array([8], np.int32))
+    assert table.span(row, 6) is None
+    table.give_back(row)
+    assert table.take() == row
+    table.write(row, 0, np.array([2, 3], np.int32))
+    assert table.span(row, 3) == (4, 7)
 
 
 def test_a_torch_view_says_what_a_numpy_view_says(make_bench: Any) -> None:

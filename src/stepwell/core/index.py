@@ -24,6 +24,7 @@ from stepwell.core.check import Findings
 from stepwell.core.contents import Contents
 from stepwell.core.evict.policy import Policy
 from stepwell.core.frames import FrameIds, Frames
+from stepwell.core.invariants import check_index
 from stepwell.core.lease import Books, Lease, Leases
 from stepwell.core.page import Status
 from stepwell.core.paths import NO_FRAME, Paths
@@ -405,37 +406,9 @@ class ClosedIndex:
 
     def check(self, findings: Findings) -> None:
         """Notes every broken invariant of keys, tree, leases, order and statuses."""
-        self._paths.check(findings)
-        self._contents.check(findings)
-        inside = {f for f in range(self._frames.count) if f in self._paths}
-        indexed = {f for f in range(self._frames.count) if self._contents.has(f)}
-        findings.expect(indexed <= inside, "a frame outside the tree can be found")
-        for frame in inside:
-            above = int(self._paths.parent[frame])
-            findings.expect(
-                frame not in indexed or above == NO_FRAME or above in indexed,
-                f"frame {frame} is indexed but its parent {above} is not: not closed",
-            )
-            findings.expect(
-                frame in indexed or not self._paths.loose(frame),
-                f"frame {frame} is neither indexed nor held, but has not left",
-            )
-        sealed = set(np.flatnonzero(self._frames.status == Status.SEALED).tolist())
-        findings.expect(sealed == inside, "sealed frames and the tree disagree")
-        leaving = set(np.concatenate(self._left).tolist()) if self._left else set()
+        check_index(findings, self._frames, self._paths, self._contents, self._leases, self._policy)
+        leaving = np.concatenate(self._left) if self._left else _NONE
         findings.expect(
-            (self._frames.status[list(leaving)] == Status.LEAVING).all(), "a frame left untold"
+            (self._frames.status[leaving] == Status.LEAVING).all(), "a frame left untold"
         )
-        self._policy.check(findings, lambda f: f in indexed and self._paths.loose(f))
-        self._check_leases(findings)
-
-    def _check_leases(self, findings: Findings) -> None:
-        covered: set[int] = set()
-        for books in self._leases:
-            path = self._paths.path(books.deepest)
-            covered.update(path.tolist())
-            findings.expect(len(path) == books.pages, f"lease of {books.request!r}: wrong length")
-        findings.expect(
-            len(covered) == self._paths.guarded,
-            f"leases cover {len(covered)} pages, {self._paths.guarded} are protected",
-        )
+        findings.expect(not self._going, "frames left the tree and were not marked")

@@ -238,9 +238,8 @@ class PagePool:
                     remedy="extend the request before the step that writes them",
                 )
             known = state.chain.tokens[first:last]
-            differ = np.flatnonzero(known != added[: len(known)])
-            if len(differ):
-                at = int(differ[0])
+            if not np.array_equal(known, added[: len(known)]):
+                at = int(np.argmax(known != added[: len(known)]))
                 raise InputError(
                     f"token {first + at} was committed as {added[at]}",
                     limit=f"{known[at]}, which the prompt of request {request!r} has there",
@@ -308,7 +307,7 @@ class PagePool:
                         remedy="extend the request first",
                     )
                 batch.append((state.row, state.committed, count))
-            return pack(self.buffers, self._device, self._table.slots, batch)
+            return pack(self.buffers, self._device, self._table, batch)
 
     def drop(self, prefix: Prompt, namespace: Namespace | None = None) -> int:
         """Forgets every page that begins with these tokens; open requests keep theirs to themselves.

@@ -58,6 +58,12 @@ def check(
         findings.expect(state.committed <= len(state.chain), f"{name!r}: committed too much")
         room = state.pages * table.page_tokens
         findings.expect(len(state.chain) <= room, f"{name!r}: no room for its tokens")
+        slots = table.slots[state.row, : state.pages * table.page_tokens]
+        straight = bool((np.diff(slots) == 1).all())
+        findings.expect(
+            (table.span(state.row, len(slots)) is not None) == straight,
+            f"{name!r}: its row is {'' if straight else 'not '}straight, which the table denies",
+        )
         filling += table.frames(state.row, state.lease.pages, state.pages).tolist()
         findings.expect(
             np.array_equal(table.frames(state.row, 0, state.lease.pages), index.path(state.lease)),

@@ -29,6 +29,8 @@ class RequestTable:
             (rows, self.pages * page_tokens), NO_SLOT, np.int32
         )
         self._within = np.arange(page_tokens, dtype=np.int32)
+        self._pages = [0] * rows  # of each row, how many are written
+        self._straight = [True] * rows  # of each row, whether its frames ascend without a gap
         self._free = list(range(rows - 1, -1, -1))
 
     @property
@@ -42,6 +44,8 @@ class RequestTable:
 
     def give_back(self, row: int) -> None:
         """The row is free again; what stood in it is no one's."""
+        self._pages[row] = 0
+        self._straight[row] = True
         self._free.append(row)
 
     def write(self, row: int, first: int, frames: FrameIds) -> None:
@@ -49,6 +53,23 @@ class RequestTable:
         size = self.page_tokens
         target = self.slots[row, first * size : (first + len(frames)) * size]
         np.add((frames * size)[:, None], self._within, out=target.reshape(-1, size))
+        if first < self._pages[row]:
+            # Written over: what was straight may be no more, and the other way round.
+            self._straight[row], first = True, 0
+            frames = self.frames(row, 0, self._pages[row])
+        if first and len(frames):
+            before = self.slots[row, first * size - 1] + 1
+            self._straight[row] = self._straight[row] and before == frames[0] * size
+        if self._straight[row] and len(frames) > 1:
+            self._straight[row] = bool((np.diff(frames) == 1).all())
+        self._pages[row] = max(self._pages[row], first + len(frames))
+
+    def span(self, row: int, tokens: int) -> tuple[int, int] | None:
+        """The slice of slots `(first, last)` that the first tokens of a row are, if they are one."""
+        if not self._straight[row]:
+            return None
+        first = int(self.slots[row, 0])
+        return first, first + tokens
 
     def frames(self, row: int, first: int, last: int) -> FrameIds:
         """Frames of pages `[first, last)` of a row; shape [last - first]; a copy."""

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from stepwell.cache.pool import buffers as storage
 from stepwell.cache.pool.buffers import KVBuffers
+from stepwell.cache.pool.table import RequestTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,30 +51,28 @@ class KVView:
 def pack(
     buffers: tuple[KVBuffers, ...],
     device: str,
-    slots: npt.NDArray[np.int32],
+    table: RequestTable,
     batch: list[tuple[int, int, int]],
 ) -> KVView:
-    """Packs one step.
+    """Packs one step; costs what it computes, not what it reads.
 
     Args:
         buffers: of the pool.
         device: of the buffers.
-        slots: the request table; shape [rows, positions].
+        table: from (row, position) to slot.
         batch: row, tokens there already and tokens to compute, for each request; not empty.
     """
-    table = slots
-    rows = np.array([row for row, _, _ in batch], np.int32)
-    starts = np.array([start for _, start, _ in batch], np.int32)
-    counts = np.array([count for _, _, count in batch], np.int32)
+    rows, starts, counts = np.array(batch, np.int32).T
     lengths = starts + counts
-    query_starts = np.concatenate((np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)))
-    on_host = device in (storage.NUMPY, storage.NONE) or device == "cpu"
-    if not on_host:
+    query_starts = np.zeros(len(batch) + 1, np.int32)
+    np.cumsum(counts, out=query_starts[1:])
+    positions = np.arange(query_starts[-1]) + np.repeat(starts - query_starts[:-1], counts)
+    write_slots = table.slots[np.repeat(rows, counts), positions].astype(np.int64)
+    slots = table.slots
+    if device not in (storage.NUMPY, storage.NONE, "cpu"):
         # A device has its own copy of the rows that this step reads, no longer than they are used.
-        table = np.ascontiguousarray(slots[rows, : int(lengths.max(initial=0))])
+        slots = np.ascontiguousarray(slots[rows, : int(lengths.max())])
         rows = np.arange(len(batch), dtype=np.int32)
-    written = [slots[row, start : start + count] for row, start, count in batch]
-    positions = [np.arange(start, start + count, dtype=np.int64) for _, start, count in batch]
 
     def sent(array: npt.NDArray[Any]) -> Any:
         if device in (storage.NUMPY, storage.NONE):
@@ -84,22 +83,13 @@ def pack(
 
     return KVView(
         buffers,
-        table=sent(table),
-        rows=sent(rows),
-        starts=sent(starts),
+        table=sent(slots),
+        rows=sent(np.ascontiguousarray(rows)),
+        starts=sent(np.ascontiguousarray(starts)),
         lengths=sent(lengths),
         query_starts=sent(query_starts),
-        write_slots=sent(np.concatenate(written).astype(np.int64)),
-        positions=sent(np.concatenate(positions)),
+        write_slots=sent(write_slots),
+        positions=sent(positions.astype(np.int64)),
         batch=tuple(batch),
-        spans=tuple(_span(slots[row, : start + count]) for row, start, count in batch),
+        spans=tuple(table.span(row, start + count) for row, start, count in batch),
     )
-
-
-def _span(slots: npt.NDArray[np.int32]) -> tuple[int, int] | None:
-    """The slice that a request's slots form, if they do."""
-    first, last = int(slots[0]), int(slots[-1])
-    # The ends prove nothing when frames are scrambled: 3, 9, 5 has the ends of 3, 4, 5.
-    if last - first + 1 != len(slots) or not (np.diff(slots) == 1).all():
-        return None
-    return first, last + 1

@@ -1,0 +1,54 @@
+"""What must hold between the tree, the contents, the statuses, the order and the leases of an index.
+
+Each of them checks itself; here is what only shows when they are laid beside each other.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stepwell.core.check import Findings
+from stepwell.core.contents import Contents
+from stepwell.core.evict.policy import Policy
+from stepwell.core.frames import Frames
+from stepwell.core.lease import Leases
+from stepwell.core.page import Status
+from stepwell.core.paths import NO_FRAME, Paths
+
+
+def check_index(
+    findings: Findings,
+    frames: Frames,
+    paths: Paths,
+    contents: Contents,
+    leases: Leases,
+    policy: Policy,
+) -> None:
+    """Notes every broken invariant of a closed index; linear in its frames."""
+    paths.check(findings)
+    contents.check(findings)
+    inside = {frame for frame in range(frames.count) if frame in paths}
+    indexed = {frame for frame in range(frames.count) if contents.has(frame)}
+    findings.expect(indexed <= inside, "a frame outside the tree can be found")
+    for frame in inside:
+        above = int(paths.parent[frame])
+        findings.expect(
+            frame not in indexed or above == NO_FRAME or above in indexed,
+            f"frame {frame} is indexed but its parent {above} is not: not closed",
+        )
+        findings.expect(
+            frame in indexed or not paths.loose(frame),
+            f"frame {frame} is neither indexed nor held, but has not left",
+        )
+    sealed = set(np.flatnonzero(frames.status == Status.SEALED).tolist())
+    findings.expect(sealed == inside, "sealed frames and the tree disagree")
+    policy.check(findings, lambda frame: frame in indexed and paths.loose(frame))
+    covered: set[int] = set()
+    for books in leases:
+        path = paths.path(books.deepest)
+        covered.update(path.tolist())
+        findings.expect(len(path) == books.pages, f"lease of {books.request!r}: wrong length")
+    findings.expect(
+        len(covered) == paths.guarded,
+        f"leases cover {len(covered)} pages, {paths.guarded} are protected",
+    )

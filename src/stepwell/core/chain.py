@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -56,13 +57,13 @@ class Extra:
 def _packed(tokens: list[int]) -> Tokens | None:
     """A plain list of ids in range as an array; None for everything else, which needs a closer look.
 
-    Three times faster than numpy's own reading of a list.
+    Three times faster than numpy's own reading of a list, and it checks kind and range.
     """
     if not tokens or type(tokens[0]) is not int:
         return None
     try:
-        return np.frombuffer(bytearray(struct.pack(f"<{len(tokens)}I", *tokens)), TOKEN)
-    except struct.error:
+        return np.frombuffer(array("I", tokens), np.uintc).astype(TOKEN, copy=False)
+    except (TypeError, OverflowError):
         return None
 
 
@@ -75,34 +76,36 @@ def as_tokens(tokens: Iterable[int] | npt.NDArray[Any]) -> Tokens:
     Raises:
         InputError: an id below 0 or above 2**32 - 1, or something that is no integer.
     """
+    if isinstance(tokens, np.ndarray) and tokens.dtype == TOKEN and tokens.ndim == 1:
+        return tokens.copy()
     packed = _packed(tokens) if isinstance(tokens, list) else None
     if packed is not None:
         return packed
     given = tokens if hasattr(tokens, "__array__") else list(tokens)
     try:
-        array = np.asarray(given)
+        ids = np.asarray(given)
     except ValueError as error:
         raise InputError(
             f"tokens are no flat list: {error}", limit="one dimension of integers"
         ) from error
-    if array.size == 0 and array.ndim == 1:
+    if ids.size == 0 and ids.ndim == 1:
         return np.empty(0, TOKEN)
-    if array.dtype == object and all(type(one) is int for one in array.flat):
+    if ids.dtype == object and all(type(one) is int for one in ids.flat):
         # numpy keeps integers beyond 64 bits as objects.
-        for where, one in enumerate(array.flat):
+        for where, one in enumerate(ids.flat):
             if not 0 <= one <= MAX_TOKEN:
                 raise _out_of_range(where, one)
-        array = array.astype(np.int64)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
+        ids = ids.astype(np.int64)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise InputError(
-            f"tokens have dtype {array.dtype} and shape {array.shape}",
+            f"tokens have dtype {ids.dtype} and shape {ids.shape}",
             limit="one dimension of integers",
             remedy="pass a flat list of token ids",
         )
-    if array.size and (array.min() < 0 or array.max() > MAX_TOKEN):
-        where = int(np.argmax((array < 0) | (array > MAX_TOKEN)))
-        raise _out_of_range(where, int(array[where]))
-    return array.astype(TOKEN, copy=True)
+    if ids.size and (ids.min() < 0 or ids.max() > MAX_TOKEN):
+        where = int(np.argmax((ids < 0) | (ids > MAX_TOKEN)))
+        raise _out_of_range(where, int(ids[where]))
+    return ids.astype(TOKEN, copy=True)
 
 
 def _out_of_range(where: int, token: int) -> InputError:

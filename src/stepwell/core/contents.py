@@ -105,6 +105,19 @@ class Contents:
             self._extras.pop(frame, None)
         return True
 
+    def forget_all(self, frames: FrameIds) -> int:
+        """No lookup finds these pages from now on; returns how many of them one found before."""
+        if self._extras:
+            return sum(map(self.forget, frames.tolist()))
+        keys, shards, found = self._keys, self._shards, 0
+        for frame in frames.tolist():
+            key = keys[frame]
+            if key is not None:
+                del shards[key[0]][key]
+                keys[frame] = None
+                found += 1
+        return found
+
     def check(self, findings: Findings) -> None:
         """Notes every broken invariant of map and columns."""
         mapped = sorted((key, frame) for shard in self._shards for key, frame in shard.items())

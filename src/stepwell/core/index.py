@@ -245,8 +245,7 @@ class ClosedIndex:
             sealed = True
         finally:
             if not sealed:
-                for frame in frames.tolist():
-                    self._contents.forget(frame)
+                self._contents.forget_all(frames)
         return frames
 
     def _hang(self, above: int, frames: FrameIds, root: bytes) -> None:
@@ -303,8 +302,7 @@ class ClosedIndex:
         self._policy.withdraw(int(frames[0]))
         if parent != NO_FRAME:
             self._policy.inherit(frames, parent)
-        for frame in frames.tolist():
-            self._contents.forget(frame)
+        self._contents.forget_all(frames)
         self._going.append(frames)
         return parent
 
@@ -362,9 +360,9 @@ class ClosedIndex:
         runs = self._paths.below(frame)
         gone = 0
         for frames in runs:
-            for one in frames.tolist():
-                gone += self._contents.forget(one)
-                self._policy.withdraw(one)
+            gone += self._contents.forget_all(frames)
+            for below in frames.tolist():
+                self._policy.withdraw(below)
         for books in self._leases:
             if not self._contents.has(books.deepest):
                 books.grows = False

@@ -60,7 +60,7 @@ class Paths:
     """Parents, children and holds of the pages in a fixed number of frames.
 
     Attributes:
-        parent: of each frame; shape [frames].
+        parent: of each frame in the tree; shape [frames].
         children: how many pages continue each frame; shape [frames].
         depth: pages above each frame; shape [frames].
         size: pages in the tree.
@@ -174,6 +174,8 @@ class Paths:
         run = self._run(int(self._run_of[frame]))
         begin = max(run.guard, len(run.frames) - limit)
         frames = np.frombuffer(run.frames, np.int32)[begin:][::-1].copy()
+        if not run.branches:
+            return frames
         shared = self.children[frames] > 1
         return frames[: int(np.argmax(shared))] if shared.any() else frames
 
@@ -197,11 +199,9 @@ class Paths:
         if len(frames) == 1:
             run.frames.pop()
             self._run_number[last] = -1
-            self._parent_of[last] = NO_FRAME
         else:
             del run.frames[-len(frames) :]
             self._run_of[frames] = -1
-            self.parent[frames] = NO_FRAME
         self.size -= len(frames)
         if parent != NO_FRAME:
             self._children_of[parent] -= 1

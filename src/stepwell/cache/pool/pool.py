@@ -238,7 +238,7 @@ class PagePool:
                     remedy="extend the request before the step that writes them",
                 )
             known = state.chain.tokens[first:last]
-            if not np.array_equal(known, added[: len(known)]):
+            if len(known) and not np.array_equal(known, added[: len(known)]):
                 at = int(np.argmax(known != added[: len(known)]))
                 raise InputError(
                     f"token {first + at} was committed as {added[at]}",

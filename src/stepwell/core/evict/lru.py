@@ -73,15 +73,16 @@ class Lru:
     def in_a_row(self, frames: FrameIds) -> int:
         if len(frames) == 1:
             return 1
-        # What each page's last use will be once all before it have merged into it.
-        merged = np.maximum.accumulate(self._last_use[frames])
         victim = int(frames[0])
         self.withdraw(victim)
         rival = self.victim()
         self.offer(victim)
-        if rival is None:
+        used = self._last_use[frames]
+        if rival is None or used.max() < self._used[rival]:
             return len(frames)
-        later = merged * self._count + frames > self._used[rival] * self._count + rival
+        # What each page's last use will be once all before it have merged into it.
+        entries = np.maximum.accumulate(used) * self._count + frames
+        later = entries > self._used[rival] * self._count + rival
         return max(1, int(np.argmax(later)) if later.any() else len(frames))
 
     def inherit(self, frames: FrameIds, parent: int) -> None:

@@ -139,13 +139,30 @@ class PoolMachine(RuleBasedStateMachine):
     def step_to_the_end(self) -> None:
         self.run({name: self.missing(name) for name in sorted(self.live) if self.missing(name)})
 
+    @rule(tokens=PROMPTS, space=st.integers(0, 1))
+    def two_equal_prompts_in_one_step(self, tokens: list[int], space: int) -> None:
+        for name in "ab":
+            if name not in self.live:
+                self.open(name, tokens, space, Flags.NONE)
+        missing = {name: self.missing(name) for name in sorted(self.live) if self.missing(name)}
+        if missing:
+            self.run(missing)
+
+    @rule(pages=st.integers(1, 4))
+    def everybody_grows(self, pages: int) -> None:
+        for name in sorted(self.live):
+            if not self.missing(name):
+                self.grow(name, [1] * (pages * self.size))
+
     @precondition(lambda self: any(not self.missing(name) for name in self.live))
     @rule(
         data=st.data(), tokens=st.sampled_from(([0], [1, 0], [0, 1, 1], [0] * 5, [1] * 9, [0] * 30))
     )
     def extend(self, data: st.DataObject, tokens: list[int]) -> None:
         ready = [name for name in sorted(self.live) if not self.missing(name)]
-        name = data.draw(st.sampled_from(ready))
+        self.grow(data.draw(st.sampled_from(ready)), tokens)
+
+    def grow(self, name: str, tokens: list[int]) -> None:
         answer = self.pool.extend(name, len(tokens))
         expected = self.model.extend(name, len(tokens))
         FIRED[f"extend {type(answer).__name__}"] += 1
@@ -153,7 +170,7 @@ class PoolMachine(RuleBasedStateMachine):
             True if isinstance(answer, Ready) else False if isinstance(answer, Busy) else None
         )
         if isinstance(answer, Ready):
-            self.live[name] += tokens
+            self.live[name] = [*self.live[name], *tokens]
             self.run({name: len(tokens)})
 
     @precondition(lambda self: self.live)
@@ -212,7 +229,7 @@ def test_the_pool_equals_the_plain_dict_pool() -> None:
     run_state_machine_as_test(
         PoolMachine,
         settings=settings(
-            max_examples=200,
+            max_examples=300,
             stateful_step_count=50,
             deadline=None,
             derandomize=True,

@@ -346,6 +346,11 @@ def test_a_layer_that_goes_around_the_hook_is_noticed(engine: Engine) -> None:
     layer.forward = forward
 
 
+def test_the_model_cannot_be_called_beside_its_engine(engine: Engine) -> None:
+    with pytest.raises(MisuseError, match="close the engine"):
+        engine.runner.model(torch.tensor([prompt(5)]))
+
+
 def test_a_mask_is_refused() -> None:
     with pytest.raises(GeometryError, match="mask"):
         attention._refuse(torch.ones(1), {})

@@ -16,6 +16,7 @@ from transformers import DynamicCache
 from stepwell.base.settings import EngineSettings, PoolSettings, Settings
 from stepwell.cache.pool import Flags
 from stepwell.engine.engine import Engine
+from stepwell.engine.runner import Runner
 
 PAGE = 4
 ANSWER = 24
@@ -163,7 +164,9 @@ def test_one_foreign_page_is_seen(model: Any) -> None:
     asked = prompts(model.config.vocab_size)[:2]
     engine, _ = engine_for(model, frames=200)
     records = answers(engine, asked, Flags.NONE)
+    engine.runner.close()
     truth = Truth(model, asked, records)
+    engine.runner.inner = Runner(model)
     engine.add(asked[0], max_tokens=1, name="hit")
     engine._schedule.next_batch()
     rows = engine.pool._table.frames(engine.pool._requests["hit"].row, 0, 2)

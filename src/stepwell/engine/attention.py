@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from stepwell.base.errors import GeometryError
+from stepwell.base.errors import GeometryError, MisuseError
 from stepwell.cache.pool.view import KVView
 
 NAME = "stepwell_packed"
@@ -105,8 +105,14 @@ def packed_attention(
 
     Raises:
         GeometryError: a keyword that is not implemented.
+        MisuseError: the model was not called by `Runner`.
     """
-    plan: StepPlan = keywords.pop("step")
+    plan = keywords.pop("step", None)
+    if not isinstance(plan, StepPlan):
+        raise MisuseError(
+            "the model was called outside of its engine",
+            remedy="close the engine first: until then the model's attention reads its pool",
+        )
     scaling = keywords.pop("scaling", None)
     _refuse(attention_mask, keywords)
     layer = module.layer_idx

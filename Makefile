@@ -12,7 +12,7 @@ help:
 	@echo "make check  format, lint, types, imports   make bench      the speed table"
 	@echo "make docs   the documentation, in site/    make clean      removes what make made"
 
-# torch first and pinned exactly: a range would let pip pull a build for another device.
+# torch first and pinned exactly: the newest one that a range admits may not be one that was tested.
 $(VENV)/ready: pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (about two minutes, once)"
 	$(PYTHON) -m venv $(VENV)

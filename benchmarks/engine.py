@@ -13,8 +13,7 @@ import numpy as np
 from benchmarks.measure import Candidate, interleaved
 from benchmarks.rows import Row
 from benchmarks.world import World
-from stepwell.base.settings import EngineSettings, PoolSettings, Settings, cache_dir
-from stepwell.base.settings import load as load_settings
+from stepwell.base.settings import EngineSettings, PoolSettings, Settings, cache_dir, read_settings
 
 _SUFFIX = 32
 _STEPS = 8
@@ -41,7 +40,7 @@ def _converted() -> Path | None:
     """The folder of the demo's model, if it was converted before; nothing is converted for a figure."""
     from stepwell.cli.demo_model import FOLDER
 
-    folder = cache_dir(load_settings().settings) / "models" / FOLDER
+    folder = cache_dir(read_settings().settings) / "models" / FOLDER
     return folder if (folder / "config.json").is_file() else None
 
 
@@ -51,12 +50,12 @@ def _model() -> tuple[Any, str]:
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    from stepwell.engine.load import load
+    from stepwell.engine.load import load_model
 
     folder = _converted()
     if folder is not None:
         disable_progress_bar()
-        return load(folder).model, "SmolLM2-135M"
+        return load_model(folder).model, "SmolLM2-135M"
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=576,

@@ -11,7 +11,7 @@ from stepwell.base.settings import (
     PoolSettings,
     Settings,
     cache_dir,
-    load,
+    read_settings,
 )
 
 KEYS = {
@@ -47,21 +47,21 @@ def sources(loaded):
 
 
 def test_without_any_source_every_value_is_its_default():
-    loaded = load(environment={})
+    loaded = read_settings(environment={})
     assert loaded.settings == Settings()
     assert {setting.key for setting in loaded.values} == KEYS
     assert set(sources(loaded).values()) == {"default"}
 
 
 def test_every_setting_has_a_text_and_its_value_in_the_list():
-    loaded = load(environment={}, overrides={"pool.requests": 3})
+    loaded = read_settings(environment={}, overrides={"pool.requests": 3})
     listed = {setting.key: setting.value for setting in loaded.values}
     assert listed["pool.requests"] == loaded.settings.pool.requests == 3
     assert all(setting.text for setting in loaded.values)
 
 
 def test_settings_cannot_be_changed_after_loading():
-    settings = load(environment={}).settings
+    settings = read_settings(environment={}).settings
     with pytest.raises(AttributeError):
         settings.cache_dir = "elsewhere"
     with pytest.raises(AttributeError):
@@ -70,7 +70,7 @@ def test_settings_cannot_be_changed_after_loading():
 
 def test_the_later_source_wins_and_each_value_names_its_own(file):
     path = file("[pool]\npage_tokens = 2\nrequests = 3\npositions = 4\n")
-    loaded = load(
+    loaded = read_settings(
         path,
         {"STEPWELL_POOL__REQUESTS": "30", "STEPWELL_POOL__POSITIONS": "40", "OTHER": "x"},
         {"pool.positions": 400},
@@ -89,19 +89,19 @@ def test_the_later_source_wins_and_each_value_names_its_own(file):
 def test_an_override_wins_over_everything_for_one_key(file):
     path = file('cache_dir = "a"\n')
     environment = {"STEPWELL_CACHE_DIR": "b"}
-    assert load(path, environment).settings.cache_dir == "b"
-    assert load(path, environment, {"cache_dir": "c"}).settings.cache_dir == "c"
-    assert load(path, {}).settings.cache_dir == "a"
+    assert read_settings(path, environment).settings.cache_dir == "b"
+    assert read_settings(path, environment, {"cache_dir": "c"}).settings.cache_dir == "c"
+    assert read_settings(path, {}).settings.cache_dir == "a"
 
 
 def test_the_processes_own_environment_is_read_by_default(monkeypatch):
     monkeypatch.setenv("STEPWELL_ENGINE__STEP_TOKENS", "77")
-    assert load().settings.engine.step_tokens == 77
+    assert read_settings().settings.engine.step_tokens == 77
 
 
 def test_the_working_folders_file_is_found(file):
     file("[pool]\nrequests = 5\n", "stepwell.toml")
-    loaded = load(environment={})
+    loaded = read_settings(environment={})
     assert loaded.settings.pool.requests == 5
     assert sources(loaded)["pool.requests"] == "stepwell.toml"
 
@@ -111,8 +111,8 @@ def test_the_named_file_is_read_instead_of_the_working_folders(file):
     named = file("[pool]\nrequests = 6\n", "named.toml")
     given = file("[pool]\nrequests = 7\n", "given.toml")
     environment = {"STEPWELL_CONFIG": str(named)}
-    assert load(environment=environment).settings.pool.requests == 6
-    assert load(given, environment).settings.pool.requests == 7
+    assert read_settings(environment=environment).settings.pool.requests == 6
+    assert read_settings(given, environment).settings.pool.requests == 7
 
 
 def test_an_unknown_key_in_the_file_names_file_and_nearest_key(file):
@@ -120,34 +120,34 @@ def test_an_unknown_key_in_the_file_names_file_and_nearest_key(file):
     with pytest.raises(
         ConfigError, match=r"pool\.page_token.*did you mean 'pool\.page_tokens'"
     ) as e:
-        load(path, {})
+        read_settings(path, {})
     assert str(path) in str(e.value)
 
 
 def test_an_unknown_variable_names_itself_and_the_nearest_key():
     with pytest.raises(ConfigError, match=r"engine\.step_tokens") as caught:
-        load(environment={"STEPWELL_ENGINE__STEP_TOKEN": "2"})
+        read_settings(environment={"STEPWELL_ENGINE__STEP_TOKEN": "2"})
     assert "STEPWELL_ENGINE__STEP_TOKEN" in str(caught.value)
 
 
 def test_an_unknown_override_names_the_nearest_key():
     with pytest.raises(ConfigError, match=r"\(override\).*did you mean 'cache_dir'"):
-        load(environment={}, overrides={"cachedir": "x"})
+        read_settings(environment={}, overrides={"cachedir": "x"})
 
 
 def test_a_key_without_its_section_is_led_to_the_section():
     with pytest.raises(ConfigError, match=r"did you mean 'engine\.batch_requests'"):
-        load(environment={}, overrides={"batch_requests": 1})
+        read_settings(environment={}, overrides={"batch_requests": 1})
 
 
 def test_a_key_like_no_other_is_led_to_the_list():
     with pytest.raises(ConfigError, match="stepwell config show"):
-        load(environment={}, overrides={"zzzzzzzz": 1})
+        read_settings(environment={}, overrides={"zzzzzzzz": 1})
 
 
 def test_a_section_that_is_no_section_is_refused(file):
     with pytest.raises(ConfigError, match="'pool'"):
-        load(file("pool = 5\n"), {})
+        read_settings(file("pool = 5\n"), {})
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_a_section_that_is_no_section_is_refused(file):
 )
 def test_a_value_of_the_wrong_kind_is_refused_with_key_and_source(key, value):
     with pytest.raises(ConfigError, match=re.escape(key)) as caught:
-        load(environment={}, overrides={key: value})
+        read_settings(environment={}, overrides={key: value})
     assert "override" in str(caught.value)
 
 
@@ -179,54 +179,54 @@ def test_a_value_of_the_wrong_kind_is_refused_with_key_and_source(key, value):
 @pytest.mark.parametrize("value", [0, -1, "0"])
 def test_a_number_below_its_range_is_refused(key, value):
     with pytest.raises(ConfigError, match=re.escape(key)):
-        load(environment={}, overrides={key: value})
+        read_settings(environment={}, overrides={key: value})
 
 
 @pytest.mark.parametrize("key", sorted(KEYS - {"cache_dir", "pool.debug"}))
 def test_the_lowest_number_of_a_range_is_taken(key):
-    loaded = load(environment={}, overrides={key: 1})
+    loaded = read_settings(environment={}, overrides={key: 1})
     assert {setting.key: setting.value for setting in loaded.values}[key] == 1
 
 
 @pytest.mark.parametrize("given", ["512MiB", "0.5 GiB", 2**29, str(2**29)])
 def test_a_capacity_may_be_written_with_its_unit(given, file):
-    assert load(environment={}, overrides={"pool.capacity_bytes": given}).settings == Settings(
-        pool=PoolSettings(capacity_bytes=2**29)
-    )
+    assert read_settings(
+        environment={}, overrides={"pool.capacity_bytes": given}
+    ).settings == Settings(pool=PoolSettings(capacity_bytes=2**29))
 
 
 def test_a_capacity_with_a_unit_is_read_from_file_and_environment(file):
     path = file('[pool]\ncapacity_bytes = "3MiB"\n')
-    assert load(path, {}).settings.pool.capacity_bytes == 3 * 2**20
+    assert read_settings(path, {}).settings.pool.capacity_bytes == 3 * 2**20
     environment = {"STEPWELL_POOL__CAPACITY_BYTES": "4MB"}
-    assert load(path, environment).settings.pool.capacity_bytes == 4_000_000
+    assert read_settings(path, environment).settings.pool.capacity_bytes == 4_000_000
 
 
 @pytest.mark.parametrize("text", ["true", "True", "1", "yes"])
 def test_a_switch_can_be_turned_on_by_text(text):
     environment = {"STEPWELL_POOL__DEBUG": text}
-    assert load(environment=environment).settings.pool.debug is True
+    assert read_settings(environment=environment).settings.pool.debug is True
 
 
 @pytest.mark.parametrize("text", ["false", "FALSE", "0", "no"])
 def test_a_switch_can_be_turned_off_by_text(text, file):
     path = file("[pool]\ndebug = true\n")
-    assert load(path, {}).settings.pool.debug is True
-    assert load(path, {"STEPWELL_POOL__DEBUG": text}).settings.pool.debug is False
+    assert read_settings(path, {}).settings.pool.debug is True
+    assert read_settings(path, {"STEPWELL_POOL__DEBUG": text}).settings.pool.debug is False
 
 
 def test_a_named_file_that_is_not_there_is_an_error(tmp_path):
     gone = tmp_path / "gone.toml"
     with pytest.raises(ConfigError, match="STEPWELL_CONFIG") as caught:
-        load(environment={"STEPWELL_CONFIG": str(gone)})
+        read_settings(environment={"STEPWELL_CONFIG": str(gone)})
     assert str(gone) in str(caught.value)
     with pytest.raises(ConfigError, match="cannot be read"):
-        load(gone, {})
+        read_settings(gone, {})
 
 
 def test_a_folder_is_no_settings_file(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
-        load(tmp_path, {})
+        read_settings(tmp_path, {})
 
 
 @pytest.mark.parametrize("content", [b"pool = [", b"page_tokens: 3", b"\xff\xfe\x00"])
@@ -234,7 +234,7 @@ def test_what_is_not_toml_is_refused_with_its_path(content, tmp_path):
     path = tmp_path / "broken.toml"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match="is not TOML") as caught:
-        load(path, {})
+        read_settings(path, {})
     assert str(path) in str(caught.value)
 
 

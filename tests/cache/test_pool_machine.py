@@ -10,6 +10,7 @@ import collections
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -247,3 +248,19 @@ def test_the_pool_equals_the_plain_dict_pool() -> None:
     # A pool without tiers quarantines nothing; the machine of frames makes those transitions.
     assert set(MOVED) == made
     assert {move: MOVED[move] for move in made if MOVED[move] < 50} == {}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_the_pool_equals_the_plain_dict_pool_for_long() -> None:
+    """Random, not derandomised: every run goes elsewhere, and a failure prints how to come back."""
+    run_state_machine_as_test(
+        PoolMachine,
+        settings=settings(
+            max_examples=3000,
+            stateful_step_count=60,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            print_blob=True,
+        ),
+    )

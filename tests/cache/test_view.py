@@ -28,7 +28,7 @@ def test_a_span_is_claimed_only_for_consecutive_slots(
 ) -> None:
     table = RequestTable(rows=2, positions=8, page_tokens=2)
     table.write(1, 0, np.array(frames, np.int32))
-    view = pack((), "none", table, [(1, 0, 2 * len(frames))])
+    view = pack((), table, [(1, 0, 2 * len(frames))])
     assert view.spans == (span,)
     piecewise = RequestTable(rows=2, positions=8, page_tokens=2)
     for page, frame in enumerate(frames):
@@ -59,10 +59,21 @@ def test_a_torch_view_says_what_a_numpy_view_says(make_bench: Any) -> None:
     bench.open("b", range(20, 23))
     counts = {"b": 3, "a": 7}
     expected = bench.pool.bind(counts)
+    names = ["starts", "lengths", "query_starts", "write_slots", "positions"]
     bench.pool._device = "cpu"
     view = bench.pool.bind(counts)
-    for name in ("table", "rows", "starts", "lengths", "query_starts", "write_slots", "positions"):
+    for name in [*names, "table", "rows"]:
         assert torch.equal(getattr(view, name), torch.from_numpy(getattr(expected, name)))
+    # Any other device gets its own copy of the rows; "cpu:0" is one without being a GPU.
+    bench.pool._device = "cpu:0"
+    copied = bench.pool.bind(counts)
+    for name in names:
+        assert torch.equal(getattr(copied, name), getattr(view, name))
+    assert copied.table.shape == (2, 7)
+    for number, (row, _, length) in enumerate(copied.batch):
+        assert row == int(copied.rows[number]) == number
+        mine = copied.table[row, :length]
+        assert torch.equal(mine, view.table[int(view.rows[number]), :length])
     assert expected.lengths.tolist() == [3, 7]
     assert expected.positions.tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 5, 6]
 

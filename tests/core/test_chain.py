@@ -294,11 +294,6 @@ def test_an_extra_before_its_page_is_told_from_one_on_it():
     assert len(keys) == 3
 
 
-def test_has_extras_says_whether_there_are_any():
-    assert not Chain(PLAIN, range(4)).has_extras
-    assert Chain(PLAIN, range(4), [Extra(0, 1, "media", b"")]).has_extras
-
-
 @given(token_lists, extra_lists, st.randoms(use_true_random=False))
 def test_the_order_in_which_extras_are_given_does_not_matter(tokens, extras, rng):
     shuffled = extras.copy()

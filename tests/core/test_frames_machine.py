@@ -175,3 +175,19 @@ def test_frames_do_what_a_dict_does():
     assert {name: FIRED[name] for name in RULES if FIRED[name] < 50} == {}
     assert set(MOVES) == LEGAL
     assert {step: MOVES[step] for step in LEGAL if MOVES[step] < 50} == {}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_frames_do_what_a_dict_does_for_long() -> None:
+    """Random, not derandomised: every run goes elsewhere, and a failure prints how to come back."""
+    run_state_machine_as_test(
+        FramesMachine,
+        settings=settings(
+            max_examples=3000,
+            stateful_step_count=60,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            print_blob=True,
+        ),
+    )

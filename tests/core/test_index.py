@@ -961,7 +961,7 @@ def test_paths_are_read_in_few_slices_after_churn():
 
 
 def _key_lost(world, frame):
-    world.index._contents.forget(frame)
+    world.index._contents.forget_all(ids(frame))
 
 
 def _status(world, frame):

@@ -443,3 +443,19 @@ def test_the_index_does_what_a_tree_of_objects_does():
     steps = {step for step in LEGAL if Status.QUARANTINED not in step}
     assert set(MOVES) == steps
     assert {step: MOVES[step] for step in steps if MOVES[step] < 50} == {}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_the_index_does_what_a_tree_of_objects_does_for_long() -> None:
+    """Random, not derandomised: every run goes elsewhere, and a failure prints how to come back."""
+    run_state_machine_as_test(
+        IndexMachine,
+        settings=settings(
+            max_examples=3000,
+            stateful_step_count=60,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            print_blob=True,
+        ),
+    )

@@ -10,7 +10,7 @@ from stepwell.core.paths import NO_FRAME
 
 
 def books(request="r", deepest=3):
-    return Books(request, deepest, 4, True, "here.py:1")
+    return Books(request, deepest, 0, 4, True, "here.py:1")
 
 
 def test_a_lease_shows_what_its_books_say():

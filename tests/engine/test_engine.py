@@ -197,21 +197,77 @@ def test_times_come_from_the_clock(llama: Any) -> None:
 
 
 def test_a_step_that_raises_counts_nothing(engine: Engine) -> None:
+    expected = engine.generate(prompt(30), max_tokens=4, flags=Flags.NO_WRITE).tokens
     name = engine.add(prompt(30), max_tokens=4)
-    expected = engine.generate(prompt(30), max_tokens=4, flags=Flags.NO_WRITE, name="other").tokens
     run = engine.runner.run
 
     def broken(*_: Any) -> torch.Tensor:
         raise RuntimeError("the device is gone")
 
-    if engine.computed(name) is None:
-        name = engine.add(prompt(30), max_tokens=4)
     engine.runner.run = broken
     with pytest.raises(RuntimeError, match="gone"):
         engine.step()
     engine.pool.check()
     engine.runner.run = run
     assert engine.run()[name].tokens == expected
+
+
+@pytest.mark.parametrize("how", ["cancel", "close", "run", "step"])
+def test_a_stream_ends_when_its_request_ends_elsewhere(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Its last event may be dropped or read by another: the stream must not wait for it for ever."""
+    name = engine.add(prompt(9), max_tokens=4)
+    stream = engine.stream(name)
+    next(stream)
+    if how == "cancel":
+        engine.cancel(name)
+    elif how == "close":
+        engine.close()
+    elif how == "run":
+        engine.run()
+    else:
+        while not engine.idle:
+            engine.step()
+    monkeypatch.setattr(engine, "_advance", None)  # a step more would be a call of None
+    assert list(stream) == []
+
+
+def test_a_name_that_comes_back_gets_nothing_of_its_former_owner(engine: Engine) -> None:
+    """H4 once more: events wait for a request, not for a name."""
+    expected = engine.generate(prompt(9, 1), max_tokens=6).tokens
+    first, other = (
+        engine.add(prompt(9), max_tokens=6, name="a"),
+        engine.add(prompt(5), max_tokens=9),
+    )
+    old = engine.stream(first)
+    next(old)
+    reader = engine.stream(other)
+    for _ in range(3):
+        next(reader)  # leaves events of "a" unread
+    engine.cancel("a")
+    engine.add(prompt(9, 1), max_tokens=6, name="a")
+    old.close()  # the stream of the former "a" must not cancel the new one
+    tokens = tuple(event.token for event in engine.stream("a"))
+    assert tokens == expected
+    reader.close()
+
+
+def test_cancelled_requests_are_told_nothing_more(engine: Engine) -> None:
+    first, other = engine.add(prompt(9), max_tokens=6), engine.add(prompt(5), max_tokens=6)
+    next(engine.stream(other))
+    engine.cancel(first)
+    assert first not in {event.name for event in engine.step()}
+
+
+def test_an_engine_whose_pool_is_held_by_others_says_so(engine: Engine) -> None:
+    space = Namespace(PAGE, model="another")
+    engine.pool.open("holds", prompt(390), space)
+    engine.add(prompt(30), max_tokens=1)
+    with pytest.raises(MisuseError, match="none is running"):
+        engine.run()
+    engine.pool.close("holds")
+    assert len(engine.run()) == 1
 
 
 def test_what_happened_before_a_step_raised_is_not_lost(engine: Engine) -> None:
@@ -291,6 +347,10 @@ def test_a_namespace_keeps_models_apart(llama: Any) -> None:
         ({"prompt": [2**70]}, str(2**70)),
         ({"prompt": [1.5]}, "float64"),
         ({"prompt": [3], "max_tokens": 0}, "max_tokens is 0"),
+        ({"prompt": None}, "no flat list"),
+        ({"prompt": [3], "flags": "no"}, "flags are 'no'"),
+        ({"prompt": [3], "name": 7}, "name is 7"),
+        ({"prompt": [3], "stop": ["a"]}, "tokens have"),
     ],
 )
 def test_bad_requests_are_refused_with_the_value(
@@ -318,7 +378,38 @@ def test_the_model_is_given_back(llama: Any) -> None:
     assert torch.equal(llama(ids).logits, before)
 
 
-@pytest.mark.parametrize("keyword", [{"softcap": 30.0}, {"s_aux": 1}, {"sliding_window": 8}])
+def test_a_model_belongs_to_one_engine(llama: Any) -> None:
+    llama.train()
+    engine = Engine(llama, settings())
+    with pytest.raises(MisuseError, match="another engine"):
+        Engine(llama, settings())
+    assert not llama.training
+    engine.close()
+    assert llama.training
+    Engine(llama, settings()).close()
+
+
+def test_a_namespace_of_another_page_size_is_refused(llama: Any) -> None:
+    with pytest.raises(InputError, match="pages of 8"):
+        Engine(llama, settings(), namespace=Namespace(8, model="m"))
+
+
+def test_a_model_that_looks_ahead_is_refused(llama: Any) -> None:
+    llama.config.is_causal = False
+    with pytest.raises(GeometryError, match="is_causal"):
+        Engine(llama, settings())
+
+
+@pytest.mark.parametrize(
+    "keyword",
+    [
+        {"softcap": 30.0},
+        {"s_aux": 1},
+        {"sliding_window": 8},
+        {"is_causal": False},
+        {"output_attentions": True},
+    ],
+)
 def test_the_hook_raises_on_keywords_that_it_does_not_implement(
     engine: Engine, keyword: dict[str, Any]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import platform
 import subprocess
 import sys
 from typing import Any
@@ -15,7 +16,7 @@ from transformers import LlamaForCausalLM
 from stepwell.base.errors import InputError
 from stepwell.base.settings import Settings
 from stepwell.cli.demo_model import model_folder
-from stepwell.engine.load import convert_gguf, load
+from stepwell.engine.load import convert_gguf, load_model
 
 
 def test_a_damaged_folder_is_refused_with_a_remedy(tmp_path: pathlib.Path, llama: Any) -> None:
@@ -23,10 +24,10 @@ def test_a_damaged_folder_is_refused_with_a_remedy(tmp_path: pathlib.Path, llama
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(InputError, match="remove it"):
-        load(tmp_path)
+        load_model(tmp_path)
     (tmp_path / "config.json").unlink()
     with pytest.raises(InputError, match=r"no config\.json"):
-        load(tmp_path)
+        load_model(tmp_path)
 
 
 def test_what_cannot_be_converted_leaves_nothing(tmp_path: pathlib.Path) -> None:
@@ -46,19 +47,22 @@ def test_what_killed_conversions_left_is_removed(tmp_path: pathlib.Path) -> None
         text=True,
         check=True,
     )
-    dead = tmp_path / f"model.making-{done.stdout.strip()}-x"
-    alive = tmp_path / f"model.making-{os.getpid()}-y"
-    dead.mkdir()
-    alive.mkdir()
+    here = platform.node()
+    dead = tmp_path / f"model.making-{here}-{done.stdout.strip()}-x"
+    elsewhere = tmp_path / f"model.making-other.{here}-{done.stdout.strip()}-x"
+    alive = tmp_path / f"model.making-{here}-{os.getpid()}-y"
+    for folder in (dead, alive, elsewhere):
+        folder.mkdir()
     with pytest.raises(InputError):
         convert_gguf(tmp_path / "missing.gguf", tmp_path / "model", print)
     assert not dead.exists()
     assert alive.exists()
+    assert elsewhere.exists()
 
 
 def test_the_converted_model_is_the_packaged_one() -> None:
     """Same weights as transformers reads from the package itself, in float32, and not marked as quantised."""
-    loaded = load(model_folder(Settings()))
+    loaded = load_model(model_folder(Settings()))
     assert isinstance(loaded.model, LlamaForCausalLM)
     assert loaded.model.dtype == torch.float32
     assert not hasattr(loaded.model.config, "quantization_config")

@@ -46,7 +46,7 @@ _ROWS = (
     Metric("frames_filling", Kind.GAUGE, "frames", "frames that one request writes"),
     Metric("frames_held", Kind.GAUGE, "frames", "sealed pages that a request or transfer needs"),
     Metric("frames_cached", Kind.GAUGE, "frames", "sealed pages that may be evicted, now or later"),
-    Metric("frames_quarantined", Kind.GAUGE, "frames", "frames that nobody may use"),
+    Metric("remainder_bytes", Kind.GAUGE, "bytes", "of the capacity, what makes no whole page"),
 )
 METRICS: Mapping[str, Metric] = {row.name: row for row in _ROWS}
 

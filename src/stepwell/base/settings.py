@@ -67,7 +67,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class ReadSettings:
     """A filled tree together with the source of each value."""
 
     settings: Settings
@@ -84,11 +84,11 @@ def _leaves(kind: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Fiel
             yield f"{prefix}{leaf.name}", leaf
 
 
-def load(
+def read_settings(
     file: Path | None = None,
     environment: Mapping[str, str] | None = None,
     overrides: Mapping[str, object] | None = None,
-) -> Loaded:
+) -> ReadSettings:
     """Fills the tree.
 
     Args:
@@ -114,7 +114,9 @@ def load(
         Setting(key, value, source, str(known[key].metadata["text"]))
         for key, (value, source) in values.items()
     )
-    return Loaded(_build(Settings, {key: value for key, (value, _) in values.items()}), listed)
+    return ReadSettings(
+        _build(Settings, {key: value for key, (value, _) in values.items()}), listed
+    )
 
 
 def _given(

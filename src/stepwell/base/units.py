@@ -62,7 +62,7 @@ def format_bytes(count: int) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Prints a duration in the unit that shows three digits of it."""
+    """Prints a duration in the largest unit that keeps it at 1 or more."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} µs"
     if seconds < 1:

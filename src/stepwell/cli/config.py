@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stepwell.base.errors import ConfigError
-from stepwell.base.settings import Loaded, load
+from stepwell.base.settings import ReadSettings, read_settings
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +23,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def read(parsed: argparse.Namespace) -> Loaded:
+def read(parsed: argparse.Namespace) -> ReadSettings:
     """The settings that the arguments, the environment and the file give together."""
     overrides: dict[str, object] = {}
     for given in parsed.set:
@@ -31,7 +31,7 @@ def read(parsed: argparse.Namespace) -> Loaded:
         if not equals:
             raise ConfigError(f"--set {given!r} has no value", limit="KEY=VALUE")
         overrides[key] = value
-    return load(parsed.config, overrides=overrides)
+    return read_settings(parsed.config, overrides=overrides)
 
 
 def register(verbs: Any) -> None:

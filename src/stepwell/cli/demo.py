@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell.base.errors import InputError
 from stepwell.base.settings import Settings
-from stepwell.base.units import format_seconds
+from stepwell.base.units import format_bytes, format_seconds
 from stepwell.cli import config
 from stepwell.cli.demo_model import model_folder
 
 if TYPE_CHECKING:
     from stepwell.engine.engine import Engine
-    from stepwell.engine.load import Loaded
+    from stepwell.engine.load import LoadedModel
     from stepwell.engine.request import Record
 
 MAX_TOKENS = 24
@@ -94,9 +94,7 @@ def run(parsed: argparse.Namespace) -> int:
     """Runs the demo; 1 if the cache changed an answer."""
     settings = config.read(parsed).settings
     document, questions = _material(parsed)
-    # A folder that was not named is the demo's own, so it may be made.
-    folder = parsed.model or model_folder(settings)
-    loaded, engine = _start(folder, settings)
+    loaded, engine = _start(parsed.model, settings)
     prompts = [_prompt(loaded.tokenizer, document, question) for question in questions]
     _fits(engine, prompts)
     if not parsed.json:
@@ -135,18 +133,21 @@ def _material(parsed: argparse.Namespace) -> tuple[str, list[str]]:
     return document, list(questions or GENERAL)
 
 
-def _start(folder: Path, settings: Settings) -> tuple[Loaded, Engine]:
-    """Loads the model and puts an engine over it."""
-    print("loading the model", file=sys.stderr)
+def _start(folder: Path | None, settings: Settings) -> tuple[LoadedModel, Engine]:
+    """Loads the model and puts an engine over it; a folder that is not named is the demo's own."""
     try:
         from stepwell.engine.engine import Engine
-        from stepwell.engine.load import load
+        from stepwell.engine.load import load_model
     except ImportError as error:
         raise InputError(
             f"the demo needs {error.name}, which is not installed",
             remedy="run `pip install 'stepwell[hf]'`",
         ) from error
-    loaded = load(folder)
+    folder = folder or model_folder(settings)
+    print(
+        f"loading the model; {format_bytes(settings.pool.capacity_bytes)} for KV", file=sys.stderr
+    )
+    loaded = load_model(folder)
     steps = replace(settings.engine, step_tokens=min(settings.engine.step_tokens, STEP_TOKENS))
     return loaded, Engine(loaded.model, replace(settings, engine=steps))
 
@@ -163,18 +164,13 @@ def _prompt(tokenizer: Any, document: str, question: str) -> list[int]:
 
 def _fits(engine: Engine, prompts: list[list[int]]) -> None:
     """Refuses a document that the model or the pool cannot take, before anything is computed."""
-    longest = max(map(len, prompts)) + MAX_TOKENS
-    slots = engine.pool.frames * engine.pool.page_tokens
-    if longest > min(engine.pool.limits.positions, slots):
-        raise InputError(
-            f"document, question and answer have {longest} tokens",
-            limit=f"{engine.pool.limits.positions} positions of the model and {slots} slots of the pool",
-            remedy="give a shorter document, or raise pool.capacity_bytes",
-        )
+    refused = engine.pool.limits.refusal(max(map(len, prompts)) + MAX_TOKENS)
+    if refused is not None:
+        raise InputError(f"document, question and answer are too long: {refused.text}")
 
 
 def _ask(
-    loaded: Loaded, engine: Engine, question: str, prompt: list[int], *, cache: bool = True
+    loaded: LoadedModel, engine: Engine, question: str, prompt: list[int], *, cache: bool = True
 ) -> Asked:
     """Asks one question and waits for the answer."""
     from stepwell.cache.pool import Flags
@@ -201,7 +197,7 @@ def _ask(
     )
 
 
-def _stop(loaded: Loaded) -> list[int]:
+def _stop(loaded: LoadedModel) -> list[int]:
     """The ids that end an answer of this model."""
     named = loaded.model.generation_config.eos_token_id
     ids = named if isinstance(named, list) else [named]
@@ -211,7 +207,7 @@ def _stop(loaded: Loaded) -> list[int]:
 def _progress(engine: Engine, name: str, prompt_tokens: int) -> None:
     """Shows on a terminal how far a prompt is."""
     computed = engine.computed(name)
-    if computed is None or not sys.stderr.isatty():
+    if computed is None or sys.stderr is None or not sys.stderr.isatty():
         return
     shown = f"  computing {computed} of {prompt_tokens} tokens" if computed < prompt_tokens else ""
     print(f"\r{shown:60}\r", end="", file=sys.stderr, flush=True)

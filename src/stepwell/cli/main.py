@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -26,19 +27,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb in _VERBS:
         verb.register(verbs)
-    parsed = parser.parse_args(arguments)
     try:
-        return int(parsed.run(parsed))
+        try:
+            parsed = parser.parse_args(arguments)
+            code = int(parsed.run(parsed))
+        finally:
+            # Here and not at exit, where nobody could catch what a full disk or a closed pipe raises.
+            if sys.stdout is not None:
+                sys.stdout.flush()
     except StepwellError as error:
-        print(f"stepwell: {error}", file=sys.stderr)
-        return 2
+        return _fail(str(error), 2)
     except KeyboardInterrupt:
-        print("stepwell: interrupted", file=sys.stderr)
-        return 130
+        return _fail("interrupted", 130)
     except BrokenPipeError:
-        # The reader of our output has left; a closed stdout must not raise once more at exit.
-        sys.stderr.close()
+        _silence()
         return 141
+    except OSError as error:
+        _silence()
+        return _fail(f"the output cannot be written: {error.strerror}", 1)
+    return code
+
+
+def _fail(text: str, code: int) -> int:
+    if sys.stderr is not None:
+        print(f"stepwell: {text}", file=sys.stderr)
+    return code
+
+
+def _silence() -> None:
+    """Lets what is still buffered for a stdout that cannot take it go nowhere at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

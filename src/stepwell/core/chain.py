@@ -24,6 +24,7 @@ from stepwell.base.errors import InputError
 from stepwell.core.key import Namespace, framed
 
 MAX_TOKEN = 2**32 - 1
+MAX_EXTRA_TOKENS = 2**20
 
 Tokens = npt.NDArray[np.uint32]
 TOKEN = np.dtype("<u4")
@@ -47,10 +48,16 @@ class Extra:
     digest: bytes
 
     def __post_init__(self) -> None:
-        if self.start < 0 or self.count < 1:
+        if type(self.start) is not int or type(self.count) is not int:
+            raise InputError(f"extra covers {self.count!r} tokens from {self.start!r}")
+        if self.start < 0 or not 1 <= self.count <= MAX_EXTRA_TOKENS:
             raise InputError(
                 f"extra covers {self.count} tokens from {self.start}",
-                limit="a start of 0 or more and at least one token",
+                limit=f"a start of 0 or more and 1 to {MAX_EXTRA_TOKENS} tokens",
+            )
+        if not isinstance(self.kind, str) or not isinstance(self.digest, bytes):
+            raise InputError(
+                f"extra has kind {self.kind!r} and digest {self.digest!r}", limit="text and bytes"
             )
 
 
@@ -81,10 +88,9 @@ def as_tokens(tokens: Iterable[int] | npt.NDArray[Any]) -> Tokens:
     packed = _packed(tokens) if isinstance(tokens, list) else None
     if packed is not None:
         return packed
-    given = tokens if hasattr(tokens, "__array__") else list(tokens)
     try:
-        ids = np.asarray(given)
-    except ValueError as error:
+        ids = np.asarray(tokens if hasattr(tokens, "__array__") else list(tokens))
+    except (TypeError, ValueError) as error:
         raise InputError(
             f"tokens are no flat list: {error}", limit="one dimension of integers"
         ) from error
@@ -150,7 +156,11 @@ class Chain:
         self.root = b"" if namespace.refusal else namespace.root(secret)
         self._data: Tokens = as_tokens(tokens)
         self._count = len(self._data)
-        self._extras = tuple(sorted(extras, key=lambda e: (e.start, e.count, e.kind, e.digest)))
+        self._extras: dict[int, list[Extra]] = {}
+        size = namespace.page_tokens
+        for extra in sorted(extras, key=lambda e: (e.start, e.count, e.kind, e.digest)):
+            for page in range(extra.start // size, (extra.start + extra.count - 1) // size + 1):
+                self._extras.setdefault(page, []).append(extra)
         self._keys: list[bytes] = []
 
     def __len__(self) -> int:
@@ -219,31 +229,17 @@ class Chain:
 
     def extras_of(self, page: int) -> bytes:
         """The framed extras that touch a page; empty without any."""
-        if not self._extras:
-            return b""
-        size = self.namespace.page_tokens
-        begin, end = page * size, (page + 1) * size
+        begin = page * self.namespace.page_tokens
         return b"".join(
             struct.pack("<qQ", extra.start - begin, extra.count)
             + framed(extra.kind.encode())
             + framed(extra.digest)
-            for extra in self._extras
-            if extra.start < end and extra.start + extra.count > begin
+            for extra in self._extras.get(page, ())
         )
-
-    @property
-    def has_extras(self) -> bool:
-        """Whether any page depends on more than its tokens."""
-        return bool(self._extras)
 
     def extra_pages(self, first: int, last: int) -> list[int]:
         """The pages of `[first, last)` that extras touch, in order."""
-        size = self.namespace.page_tokens
-        touched: set[int] = set()
-        for extra in self._extras:
-            end = (extra.start + extra.count - 1) // size + 1
-            touched.update(range(max(first, extra.start // size), min(last, end)))
-        return sorted(touched)
+        return sorted(page for page in self._extras if first <= page < last)
 
     def _extend_keys(self, last: int) -> None:
         if not 1 <= last <= self.pages:

@@ -34,6 +34,7 @@ class Contents:
         self._keys: list[bytes | None] = [None] * count
         self._tokens: npt.NDArray[np.uint32] = np.zeros((count, page_tokens), TOKEN)
         self._extras: dict[int, bytes] = {}
+        self._marked: npt.NDArray[np.bool_] = np.zeros(count, np.bool_)  # has an entry in _extras
 
     def find(self, key: bytes) -> int | None:
         """The frame of the page with this key."""
@@ -79,7 +80,9 @@ class Contents:
         last = first + len(frames)
         self._tokens[frames] = chain.page_rows(first, last)
         for page in chain.extra_pages(first, last):
-            self._extras[int(frames[page - first])] = chain.extras_of(page)
+            frame = int(frames[page - first])
+            self._extras[frame] = chain.extras_of(page)
+            self._marked[frame] = True
 
     def equal(self, frames: FrameIds, chain: Chain, first: int) -> int:
         """How many leading frames have the tokens and extras of the chain from page `first` on."""
@@ -88,27 +91,15 @@ class Contents:
         count = len(frames)
         if not np.array_equal(mine, rows):
             count = int(np.argmax((mine != rows).any(axis=1)))
-        if self._extras or chain.has_extras:
-            for page, frame in enumerate(frames[:count].tolist()):
-                if self._extras.get(frame, b"") != chain.extras_of(first + page):
-                    return page
+        touched = set(np.flatnonzero(self._marked[frames[:count]]).tolist())
+        touched.update(page - first for page in chain.extra_pages(first, first + count))
+        for page in sorted(touched):
+            if self._extras.get(int(frames[page]), b"") != chain.extras_of(first + page):
+                return page
         return count
-
-    def forget(self, frame: int) -> bool:
-        """No lookup finds the frame's page from now on; returns whether one did before."""
-        key = self._keys[frame]
-        if key is None:
-            return False
-        del self._shards[key[0]][key]
-        self._keys[frame] = None
-        if self._extras:
-            self._extras.pop(frame, None)
-        return True
 
     def forget_all(self, frames: FrameIds) -> int:
         """No lookup finds these pages from now on; returns how many of them one found before."""
-        if self._extras:
-            return sum(map(self.forget, frames.tolist()))
         keys, shards, found = self._keys, self._shards, 0
         for frame in frames.tolist():
             key = keys[frame]
@@ -116,6 +107,10 @@ class Contents:
                 del shards[key[0]][key]
                 keys[frame] = None
                 found += 1
+        if self._extras:
+            for frame in frames[self._marked[frames]].tolist():
+                del self._extras[frame]
+            self._marked[frames] = False
         return found
 
     def check(self, findings: Findings) -> None:
@@ -123,6 +118,8 @@ class Contents:
         mapped = sorted((key, frame) for shard in self._shards for key, frame in shard.items())
         noted = sorted((key, f) for f, key in enumerate(self._keys) if key is not None)
         findings.expect(mapped == noted, "keys and frames disagree")
+        marked = np.flatnonzero(self._marked).tolist()
+        findings.expect(marked == sorted(self._extras), "extras and their marks disagree")
         findings.expect(
             all(self._keys[frame] is not None for frame in self._extras),
             "extras of a page that cannot be found",

@@ -165,7 +165,7 @@ class Frames:
         findings.expect(
             (self.status[stack] == Status.FREE).all(), "a frame on the free stack is not FREE"
         )
-        free = int((self.status == Status.FREE).sum())
+        free = self.census()[Status.FREE]
         findings.expect(
             free == self._free, f"{free} frames are FREE but {self._free} lie on the stack"
         )

@@ -147,7 +147,11 @@ class Geometry:
         fields: Mapping[str, Any] = config if isinstance(config, dict) else config.to_dict()
         _refuse(fields)
         heads = _positive(fields, "num_attention_heads")
-        head_size = _positive(fields, "hidden_size") // heads
+        head_size, rest = divmod(_positive(fields, "hidden_size"), heads)
+        if rest and fields.get("head_dim") is None:
+            raise GeometryError(
+                f"hidden_size is {fields['hidden_size']}", limit=f"a multiple of {heads} heads"
+            )
         if fields.get("head_dim") is not None:
             head_size = _positive(fields, "head_dim")
         kv_heads = heads
@@ -187,6 +191,10 @@ def _refuse(fields: Mapping[str, Any]) -> None:
     for name, meaning in _FOREIGN_FIELDS.items():
         if fields.get(name):
             raise GeometryError(f"{name} is {fields[name]!r}: {meaning} is not understood yet")
+    if fields.get("is_causal") is False:
+        raise GeometryError(
+            "is_causal is False: a token sees what comes after it, so no prefix can be reused"
+        )
     kinds = set(fields.get("layer_types") or ()) - {"full_attention"}
     if kinds:
         raise GeometryError(
@@ -213,7 +221,7 @@ def _refuse(fields: Mapping[str, Any]) -> None:
 
 def _positive(fields: Mapping[str, Any], name: str) -> int:
     value = fields.get(name)
-    if not isinstance(value, int) or value < 1:
+    if type(value) is not int or value < 1:
         raise GeometryError(f"{name} is {value!r}", limit="1 or more")
     return value
 

@@ -114,17 +114,19 @@ class ClosedIndex:
     def find(self, chain: Chain) -> int | None:
         """The frame of the last full page of a chain, if its whole path is here with its tokens."""
         self._understands(chain)
-        frame = self._contents.find(chain.key(chain.pages - 1)) if chain.pages else None
+        if not chain.pages or self._contents.gallop(chain.key, chain.pages) < chain.pages:
+            return None
+        frame = self._contents.find(chain.key(chain.pages - 1))
         if frame is None or self._paths.root(frame) != chain.root:
             return None
         path = self._paths.path(frame)
         proved = len(path) == chain.pages == self._contents.equal(path, chain, 0)
         return frame if proved else None
 
-    def path(self, lease: Lease) -> FrameIds:
-        """The frames that a lease keeps, first page first; shape [lease.pages]."""
+    def path(self, lease: Lease, pages: int | None = None) -> FrameIds:
+        """The frames of the last `pages` pages that a lease keeps, all by default; shape [pages]."""
         books = self._leases.own(lease)
-        return _NONE if books.deepest == NO_FRAME else self._paths.path(books.deepest)
+        return _NONE if books.deepest == NO_FRAME else self._paths.path(books.deepest, pages)
 
     def match(self, request: Hashable, chain: Chain, limit: int) -> Match:
         """Finds the longest sealed prefix and holds it, in one step.
@@ -164,7 +166,7 @@ class ClosedIndex:
         caller = sys._getframe(2)
         place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
         deepest = int(path[-1]) if len(path) else NO_FRAME
-        books = Books(request, deepest, len(path), True, place)
+        books = Books(request, deepest, self._generation(deepest), len(path), True, place)
         if deepest != NO_FRAME:
             self._paths.hold(deepest)
             self._policy.withdraw(deepest)
@@ -210,8 +212,7 @@ class ClosedIndex:
         new = _NONE
         if len(same) == known:
             above = int(same[-1]) if known else parent
-            new = self._insert(chain, keys[known:], frames[known:], first + known)
-            self._hang(above, new, chain.root)
+            new = self._insert(above, chain, keys[known:], frames[known:])
         kept = np.concatenate((same, new))
         books.grows = len(kept) == len(keys)
         self._advance(books, kept)
@@ -235,39 +236,43 @@ class ClosedIndex:
             return _NONE
         return twins[: self._contents.equal(twins, chain, books.pages)]
 
-    def _insert(self, chain: Chain, keys: list[bytes], frames: FrameIds, first: int) -> FrameIds:
-        """Seals new pages under their keys; ends at the first key that other tokens have."""
+    def _insert(self, above: int, chain: Chain, keys: list[bytes], frames: FrameIds) -> FrameIds:
+        """Seals new pages below `above`; ends at the first key that other tokens have."""
         frames = frames[: self._contents.claim(keys, frames)]
-        sealed = False
-        try:
-            self._contents.write(frames, chain, first)
-            self._frames.move(frames, Status.SEALED)
-            sealed = True
-        finally:
-            if not sealed:
-                self._contents.forget_all(frames)
-        return frames
-
-    def _hang(self, above: int, frames: FrameIds, root: bytes) -> None:
-        """Puts sealed pages into the tree, below a page that may not leave any more."""
         if not len(frames):
-            return
-        self._paths.append(above, frames, root)
-        self._policy.reset(frames)
+            return frames
+        done = False
+        try:
+            first = 0 if above == NO_FRAME else int(self._paths.depth[above]) + 1
+            self._contents.write(frames, chain, first)
+            self._paths.append(above, frames, chain.root)
+            self._policy.reset(frames)
+            self._frames.move(frames, Status.SEALED)
+            done = True
+        finally:
+            if not done:
+                if int(frames[0]) in self._paths:
+                    self._paths.cut(frames[::-1])
+                self._contents.forget_all(frames)
         if above != NO_FRAME:
             self._policy.withdraw(above)
+        return frames
 
     def _advance(self, books: Books, kept: FrameIds) -> None:
         """Moves a lease's hold to the last of the pages that follow its prefix."""
         if not len(kept):
             return
         earlier, books.deepest = books.deepest, int(kept[-1])
+        books.generation = self._generation(books.deepest)
         books.pages += len(kept)
         self._paths.hold(books.deepest)
         self._policy.withdraw(books.deepest)
         if earlier != NO_FRAME:
             # Never loosens anything: the page is an ancestor of the one that is held now.
             self._paths.let_go(earlier)
+
+    def _generation(self, frame: int) -> int:
+        return 0 if frame == NO_FRAME else int(self._frames.generation[frame])
 
     def release(self, lease: Lease) -> None:
         """Ends a lease; its pages may leave from now on, the last used last.

@@ -48,6 +48,10 @@ def check_index(
         path = paths.path(books.deepest)
         covered.update(path.tolist())
         findings.expect(len(path) == books.pages, f"lease of {books.request!r}: wrong length")
+        findings.expect(
+            books.generation == frames.generation[books.deepest],
+            f"lease of {books.request!r}: its frame was freed under it",
+        )
     findings.expect(
         len(covered) == paths.guarded,
         f"leases cover {len(covered)} pages, {paths.guarded} are protected",

@@ -1,7 +1,7 @@
 """The order of the axes of KV bytes, as strides: one value instead of branches on names.
 
 Owns: what an order of axes means for shapes and addresses. Must not know: devices, tiers. Neighbours:
-`part` carries the id; `cache.pool` shapes its buffers with it; movers copy between two views.
+`part` carries the id; whoever copies pages between two orders copies between two views.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ class Books:
     Attributes:
         request: who took it.
         deepest: frame of the deepest page it keeps, or `NO_FRAME` for an empty prefix.
+        generation: of that frame when the hold was taken.
         pages: pages of the prefix it keeps.
         grows: whether further pages may be sealed below `deepest`.
         place: file and line that took it.
@@ -31,6 +32,7 @@ class Books:
 
     request: Hashable
     deepest: int
+    generation: int
     pages: int
     grows: bool
     place: str

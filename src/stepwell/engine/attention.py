@@ -21,9 +21,12 @@ from stepwell.cache.pool.view import KVView
 
 NAME = "stepwell_packed"
 
-_HARMLESS = frozenset({"position_ids", "use_cache", "output_attentions", "is_causal"})
+_HARMLESS = frozenset({"position_ids", "use_cache"})
 """Keywords that models pass along and that change nothing here: positions are applied before the hook,
-and every query sees exactly what is before it."""
+and past KV lies in the pool."""
+
+_WITHOUT_EFFECT: dict[str, Any] = {"dropout": 0.0, "is_causal": True, "output_attentions": False}
+"""Values at which a keyword asks for what the hook does anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +71,14 @@ class StepPlan:
         readers: list[Reader] = []
         first = 0
         device = view.write_slots.device
-        for number, (_, start, count) in enumerate(view.batch):
+        for number, (row, start, count) in enumerate(view.batch):
             total = start + count
             mask = None
             if count > 1 and start > 0:
                 seen = torch.arange(total, device=device)[None]
                 mask = seen <= torch.arange(start, total, device=device)[:, None]
             span = view.spans[number]
-            slots = None if span else view.table[view.rows[number], :total].long()
+            slots = None if span else view.table[row, :total].long()
             causal = start == 0 and count > 1
             readers.append(Reader(first, first + count, span, slots, mask, causal))
             first += count
@@ -145,7 +148,7 @@ def _refuse(attention_mask: Any, keywords: dict[str, Any]) -> None:
             "the model passed an attention mask", limit="None: the plan says what is seen"
         )
     for name, value in keywords.items():
-        if name in _HARMLESS or value is None or (name == "dropout" and value == 0):
+        if name in _HARMLESS or value is None or value == _WITHOUT_EFFECT.get(name):
             continue
         raise GeometryError(
             f"the model passed {name}={value!r} to attention, which is not implemented",

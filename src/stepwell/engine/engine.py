@@ -29,8 +29,8 @@ class Engine:
     """Answers requests with one model, many at a time, greedily; reuses every prefix it has computed.
 
     A request enters with `add`, gets at most one token a step, and leaves with its record: when it
-    stops, has its tokens, is cancelled, or can never fit. Steps mix prompts and generation. If a step
-    raises, none of its tokens counts and the requests are as before it. Not thread-safe: one thread adds,
+    stops, has its tokens, is cancelled, or can never fit. Steps mix prompts and generation. If the model
+    raises, none of the step's tokens counts and the requests are as before it. Not thread-safe: one thread adds,
     steps and cancels.
 
     Args:
@@ -42,6 +42,8 @@ class Engine:
 
     Raises:
         GeometryError: a kind of layer that is not understood yet.
+        InputError: a namespace with pages of another size than the pool's.
+        MisuseError: another engine has the model.
     """
 
     def __init__(
@@ -63,12 +65,18 @@ class Engine:
         )
         if namespace is None:
             namespace = Namespace.private(chosen.page_tokens, facts=self.geometry.facts)
+        if namespace.page_tokens != chosen.page_tokens:
+            raise InputError(
+                f"the namespace has pages of {namespace.page_tokens} tokens",
+                limit=f"{chosen.page_tokens}, as pool.page_tokens",
+            )
         self.pool = PagePool(self.geometry, sizes, device=str(model.device))
         self.runner = Runner(model)
         self._clock = clock or SystemClock()
         self._schedule = Schedule(self.pool, namespace, settings.engine, self._clock)
         self._alive: dict[str, Request] = {}
-        self._inbox: list[Event] = []  # what happened and nobody has been told yet
+        # What happened and nobody has been told yet, by request and not by name: a name may come back.
+        self._inbox: list[tuple[Request, Event]] = []
         self._closed = False
         self._count = 0
 
@@ -99,8 +107,9 @@ class Engine:
             Its name.
 
         Raises:
-            InputError: an empty prompt, an id that the model does not have, `max_tokens` below 1.
-            MisuseError: the name is alive already.
+            InputError: an empty prompt, an id that the model does not have, `max_tokens` below 1, flags
+                or a name of another kind.
+            MisuseError: the name is alive already, or the engine is closed.
         """
         if self._closed:
             raise MisuseError("the engine is closed", remedy="make another one over the model")
@@ -114,6 +123,10 @@ class Engine:
             )
         if type(max_tokens) is not int or max_tokens < 1:
             raise InputError(f"max_tokens is {max_tokens!r}", limit="1 or more")
+        if not isinstance(flags, Flags):
+            raise InputError(f"flags are {flags!r}", limit="stepwell.Flags")
+        if not isinstance(name, str | None):
+            raise InputError(f"name is {name!r}", limit="a text")
         if name is None:
             self._count += 1
             name = f"request-{self._count}"
@@ -124,7 +137,7 @@ class Engine:
             len(tokens),
             tokens.tolist(),
             max_tokens,
-            frozenset(stop),
+            frozenset(as_tokens(stop).tolist()),
             flags,
             self._clock.now_s(),
         )
@@ -133,7 +146,7 @@ class Engine:
         return name
 
     def cancel(self, name: str) -> Record:
-        """Ends a request between two steps, wherever it is.
+        """Ends a request between two steps, wherever it is; what it was not told yet is dropped.
 
         Raises:
             MisuseError: no such request is alive.
@@ -145,6 +158,7 @@ class Engine:
             self._schedule.leave(request)
         else:
             self._schedule.waiting.remove(request)
+        self._inbox = [(whose, event) for whose, event in self._inbox if whose is not request]
         return self._end(request, Finish.CANCELLED)
 
     def computed(self, name: str) -> int | None:
@@ -160,16 +174,17 @@ class Engine:
             there is nothing to do.
         """
         self._advance()
-        events, self._inbox = self._inbox, []
-        return events
+        inbox, self._inbox = self._inbox, []
+        return [event for _, event in inbox]
 
-    def _advance(self) -> None:
+    def _advance(self) -> bool:
+        """Computes one step into the inbox; False when nobody could move on."""
         batch = self._schedule.next_batch()
-        for request, why in self._schedule.refused:
-            self._inbox.append(Event(request.name, None, self._end(request, why)))
-        self._schedule.refused.clear()
+        refused = self._schedule.take_refused()
+        for request, why in refused:
+            self._inbox.append((request, Event(request.name, None, self._end(request, why))))
         if not batch:
-            return
+            return bool(refused)
         view = self.pool.bind({request.name: count for request, count in batch})
         tokens: list[int] = []
         keep: list[int] = []
@@ -184,8 +199,10 @@ class Engine:
             self.pool.commit(request.name, request.tokens[request.computed : end])
             request.computed = end
             request.computed_tokens += count
-            if end == len(request.tokens):
-                self._inbox.append(self._accept(request, next(chosen)))
+        for request, _ in batch:
+            if request.computed == len(request.tokens):
+                self._inbox.append((request, self._accept(request, next(chosen))))
+        return True
 
     def _accept(self, request: Request, token: int) -> Event:
         """The request's next token; perhaps its last."""
@@ -209,32 +226,52 @@ class Engine:
         """Steps until a request has ended, and yields what it gets, token by token.
 
         Other requests go on in the same steps, and their events wait for their own stream or the next
-        `step`; streams may be read in turns. Leaving the loop early cancels the request.
+        `step`; streams may be read in turns. Leaving the loop early cancels the request; a request that
+        ends otherwise (somebody cancels it, or takes its last event with `step`) ends its stream.
+
+        Raises:
+            MisuseError: no such request is alive, or nobody can move on.
         """
-        if name not in self._alive:
+        request = self._alive.get(name)
+        if request is None:
             raise MisuseError(f"request {name!r} is not alive", remedy="add it first")
         ended = False
         try:
             while not ended:
-                mine = [event for event in self._inbox if event.name == name]
-                self._inbox = [event for event in self._inbox if event.name != name]
+                mine = [event for whose, event in self._inbox if whose is request]
+                self._inbox = [pair for pair in self._inbox if pair[0] is not request]
                 for event in mine:
                     ended = event.record is not None
                     yield event
                 if not mine:
-                    self._advance()
+                    if self._alive.get(name) is not request:
+                        return
+                    self._move_on()
         finally:
-            if name in self._alive:
+            if self._alive.get(name) is request:
                 self.cancel(name)
 
     def run(self) -> dict[str, Record]:
-        """Steps until no request is alive; the records by name, of all that ended since the last step."""
+        """Steps until no request is alive; the records by name, of all that ended since the last step.
+
+        Raises:
+            MisuseError: nobody can move on.
+        """
         records: dict[str, Record] = {}
         while self._alive or self._inbox:
-            for event in self.step():
-                if event.record is not None:
-                    records[event.name] = event.record
+            if not self._inbox:
+                self._move_on()
+            inbox, self._inbox = self._inbox, []
+            records |= {event.name: event.record for _, event in inbox if event.record is not None}
         return records
+
+    def _move_on(self) -> None:
+        if not self._advance():
+            raise MisuseError(
+                f"{len(self._schedule.waiting)} requests wait for room and none is running",
+                limit=f"{self.pool.stats()['frames_free']} frames of the pool are free",
+                remedy="close what else was opened in the engine's pool",
+            )
 
     def generate(self, prompt: Iterable[int], **wishes: Any) -> Record:
         """Answers one prompt; the wishes are those of `add`."""

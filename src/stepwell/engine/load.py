@@ -7,6 +7,7 @@ reaches for a network: a folder is complete, or the error says what is missing.
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -22,14 +23,14 @@ from stepwell.base.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedModel:
     """A model that can run, with its tokenizer."""
 
     model: Any
     tokenizer: Any
 
 
-def load(folder: Path, dtype: str = "float32") -> Loaded:
+def load_model(folder: Path, dtype: str = "float32") -> LoadedModel:
     """Loads a folder that `save_pretrained` wrote.
 
     Args:
@@ -55,11 +56,11 @@ def load(folder: Path, dtype: str = "float32") -> Loaded:
             f"the model in {folder} cannot be loaded: {error}",
             remedy="the folder may be damaged or incomplete: remove it and fetch or convert it again",
         ) from error
-    return Loaded(model.eval(), tokenizer)
+    return LoadedModel(model.eval(), tokenizer)
 
 
 def convert_gguf(source: Path, target: Path, progress: Callable[[str], None]) -> None:
-    """Writes a GGUF model as a folder that `load` reads: whole, or not at all.
+    """Writes a GGUF model as a folder that `load_model` reads: whole, or not at all.
 
     The folder is written beside the target and renamed when complete, so a conversion that is killed
     leaves nothing under the target's name, and of two at once the second finds the first's.
@@ -72,11 +73,15 @@ def convert_gguf(source: Path, target: Path, progress: Callable[[str], None]) ->
     Raises:
         InputError: the file cannot be read, or the disk is full.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _remove_stale(target)
-    making = Path(
-        tempfile.mkdtemp(prefix=f"{target.name}.making-{os.getpid()}-", dir=target.parent)
-    )
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_stale(target)
+        making = Path(tempfile.mkdtemp(prefix=_making(target), dir=target.parent))
+    except OSError as error:
+        raise InputError(
+            f"{target.parent} cannot be written: {error.strerror}",
+            remedy="set cache_dir to a folder that can",
+        ) from error
     try:
         progress("1 of 3: reading the packaged weights, about 20 s")
         options = {"gguf_file": source.name, "local_files_only": True}
@@ -106,11 +111,17 @@ def convert_gguf(source: Path, target: Path, progress: Callable[[str], None]) ->
         shutil.rmtree(making, ignore_errors=True)
 
 
+def _making(target: Path) -> str:
+    """How the names of folders begin that conversions on this machine write: up to the process id."""
+    return f"{target.name}.making-{platform.node() or 'here'}-{os.getpid()}-"
+
+
 def _remove_stale(target: Path) -> None:
-    """Removes what killed conversions left, unless their process is still alive."""
+    """Removes what killed conversions of this machine left; others may still be at work."""
+    begin = _making(target).rsplit("-", 2)[0] + "-"
     for left in target.parent.glob(f"{target.name}.making-*"):
-        process = left.name.rsplit(".making-", 1)[1].split("-")[0]
-        if process.isdigit() and not _alive(int(process)):
+        process = left.name.removeprefix(begin).split("-")[0]
+        if left.name.startswith(begin) and process.isdigit() and not _alive(int(process)):
             shutil.rmtree(left, ignore_errors=True)
 
 

@@ -36,6 +36,7 @@ class Request:
         arrived_s: when it was added.
         computed: of `tokens`, how many have their KV in the pool.
         room: of `tokens`, how many the pool has frames for.
+        served: rises with every turn in a step; the lowest was served longest ago.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Request:
     arrived_s: float
     computed: int = 0
     room: int = 0
+    served: int = 0
     reused_tokens: int | None = None
     resumed_tokens: int = 0
     computed_tokens: int = 0

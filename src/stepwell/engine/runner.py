@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 
-from stepwell.base.errors import GeometryError
+from stepwell.base.errors import GeometryError, MisuseError
 from stepwell.cache.pool.view import KVView
 from stepwell.engine import attention
 
@@ -23,20 +23,24 @@ class Runner:
     """One model, whose attention goes through the pool until `close`.
 
     Args:
-        model: a causal language model of transformers, in evaluation mode.
+        model: a causal language model of transformers; until `close` it is in evaluation mode.
+
+    Raises:
+        MisuseError: the model's attention goes through another runner.
     """
 
     def __init__(self, model: Any) -> None:
-        if model.training:
-            model.eval()
-        self.model = model
-        self.device = str(model.device)
-        self._before = model.config._attn_implementation
+        self._attention = model.config._attn_implementation
+        if self._attention == attention.NAME:
+            raise MisuseError("the model belongs to another engine", remedy="close that one first")
+        self._training = model.training
+        self.model = model.eval()
         model.set_attn_implementation(attention.NAME)
 
     def close(self) -> None:
         """Gives the model back as it was."""
-        self.model.set_attn_implementation(self._before)
+        self.model.set_attn_implementation(self._attention)
+        self.model.train(self._training)
 
     def run(self, view: KVView, tokens: Sequence[int], keep: Sequence[int]) -> torch.Tensor:
         """Computes one step.

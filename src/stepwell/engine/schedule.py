@@ -3,9 +3,10 @@
 Owns: the two queues and the order in them. Must not know: models, tensors. Neighbours: `engine` runs what
 comes out, `PagePool` says who has room.
 
-Rules: requests that are generating go first, one token each, so that a long prompt never stops them;
-what is left of the step's tokens goes to prompts in order of arrival, cut where the step is full. New
-requests get in in order of arrival, and nobody overtakes one that waits for room. When a generating
+Rules: requests that are generating go first, one token each, so that a long prompt never stops them; where
+a step has fewer tokens than there are of them, those go first that were served longest ago. What is left of
+the step's tokens goes to prompts in order of arrival, cut where the step is full. New requests get in in
+order of arrival while a step has room for them, and nobody overtakes one that waits. When a generating
 request needs a frame and there is none, the youngest request loses all of its frames (it keeps its tokens,
 and its sealed pages stay in the pool until they are evicted) and waits at the front of the queue. The
 oldest request is never the one that loses while another runs, so it always goes on: no livelock.
@@ -37,7 +38,8 @@ class Schedule:
     ) -> None:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self.refused: list[tuple[Request, Finish]] = []
+        self._refused: list[tuple[Request, Finish]] = []
+        self._served = 0
         self._pool = pool
         self._namespace = namespace
         self._settings = settings
@@ -46,21 +48,32 @@ class Schedule:
     def next_batch(self) -> list[tuple[Request, int]]:
         """The requests of the next step with how many tokens each computes; at least 1 each.
 
-        Requests that can never go on move to `refused` instead.
+        Requests that can never go on are for `take_refused` instead.
         """
         lost_one = self._make_room()
         if not lost_one:
             self._admit()
         batch: list[tuple[Request, int]] = []
         budget = self._settings.step_tokens
-        by_kind = sorted(self.running, key=lambda request: self._left(request) > 1)
-        for request in by_kind:
-            if budget == 0 or len(batch) == self._settings.batch_requests:
+        for request in sorted(self.running, key=self._turn):
+            if budget == 0:
                 break
             count = min(self._left(request), budget)
             batch.append((request, count))
+            self._served += 1
+            request.served = self._served
             budget -= count
         return batch
+
+    def _turn(self, request: Request) -> tuple[bool, int]:
+        """Sorts running requests into the order of a step; equals stay in order of arrival."""
+        prompt = self._left(request) > 1
+        return prompt, 0 if prompt else request.served
+
+    def take_refused(self) -> list[tuple[Request, Finish]]:
+        """Requests that can never go on since the last call, with the reason."""
+        refused, self._refused = self._refused, []
+        return refused
 
     @staticmethod
     def _left(request: Request) -> int:
@@ -77,7 +90,7 @@ class Schedule:
                     request.room = len(request.tokens)
                 elif isinstance(answer, NeverFits):
                     self.leave(request)
-                    self.refused.append((request, Finish.NO_ROOM))
+                    self._refused.append((request, Finish.NO_ROOM))
                 else:
                     self._preempt(self.running[-1])
                     lost_one = True
@@ -96,12 +109,12 @@ class Schedule:
 
     def _admit(self) -> None:
         """Lets waiting requests in, in order, until one has to wait."""
-        while self.waiting:
+        while self.waiting and len(self.running) < self._settings.batch_requests:
             request = self.waiting[0]
             answer = self._pool.open(request.name, request.tokens, self._namespace, request.flags)
             if isinstance(answer, NeverFits):
                 self.waiting.popleft()
-                self.refused.append((request, Finish.NO_ROOM))
+                self._refused.append((request, Finish.NO_ROOM))
                 continue
             if not isinstance(answer, Ready):
                 return

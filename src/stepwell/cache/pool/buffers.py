@@ -1,7 +1,7 @@
 """K and V of all frames, on whatever device the engine computes.
 
-Owns: the memory. Must not know: who may write where. torch is imported here only, and only for a torch
-device: `"numpy"` gives arrays, `"none"` gives nothing, for engines that own their buffers.
+Owns: the memory. Must not know: who may write where. torch is imported for a torch device
+only: `"numpy"` gives arrays, `"none"` gives nothing, for engines that own their buffers.
 """
 
 from __future__ import annotations
@@ -69,7 +69,13 @@ def _numpy_zeros(shape: tuple[int, ...], group: Group) -> Any:
             limit="float16, float32, float64, int8, int64",
             remedy='use a torch device such as "cpu"',
         ) from error
-    return np.zeros(shape, dtype)
+    try:
+        return np.zeros(shape, dtype)
+    except (MemoryError, ValueError) as error:
+        raise InputError(
+            f"a buffer of shape {shape} does not fit into memory",
+            remedy="lower pool.capacity_bytes",
+        ) from error
 
 
 def _torch_zeros(shape: tuple[int, ...], group: Group, device: str) -> Any:
@@ -80,7 +86,14 @@ def _torch_zeros(shape: tuple[int, ...], group: Group, device: str) -> Any:
             f"device {device!r} needs torch, which is not installed",
             remedy='install stepwell[hf], or use device="numpy" or "none"',
         ) from error
-    return torch.zeros(shape, dtype=getattr(torch, group.dtype), device=device)
+    try:
+        return torch.zeros(shape, dtype=getattr(torch, group.dtype), device=device)
+    # torch raises these for a device that it does not know, was not built for, or that is full.
+    except (RuntimeError, AssertionError, MemoryError) as error:
+        raise InputError(
+            f"a buffer of shape {shape} cannot be had on device {device!r}: {error}",
+            remedy="name a torch device that is there, or lower pool.capacity_bytes",
+        ) from error
 
 
 def poison(buffers: tuple[KVBuffers, ...], frames: FrameIds, page_tokens: int) -> None:

@@ -11,6 +11,7 @@ from stepwell.base.errors import InputError
 from stepwell.base.settings import PoolSettings
 from stepwell.cache.pool.answer import NeverFits
 from stepwell.core.geometry import Geometry, Rule
+from stepwell.core.key import MAX_PAGE_TOKENS
 
 _MAX_SLOTS = 2**31 - 1
 """Slots are int32 in the request table."""
@@ -46,6 +47,8 @@ class Limits:
             value = getattr(settings, name)
             if type(value) is not int or value < 1:
                 raise InputError(f"{name} is {value!r}", limit="a whole number of 1 or more")
+        if settings.page_tokens > MAX_PAGE_TOKENS:
+            raise InputError(f"page_tokens is {settings.page_tokens}", limit=f"{MAX_PAGE_TOKENS}")
         page_bytes = geometry.page_bytes(settings.page_tokens)
         frames, remainder_bytes = divmod(settings.capacity_bytes, page_bytes)
         if frames == 0:

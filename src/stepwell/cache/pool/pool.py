@@ -22,9 +22,10 @@ from stepwell.base.settings import PoolSettings
 from stepwell.cache.pool import buffers as storage
 from stepwell.cache.pool.answer import Answer, Busy, Flags, Ready
 from stepwell.cache.pool.limits import Limits
+from stepwell.cache.pool.prompt import Prompt, chain_of
 from stepwell.cache.pool.request import OpenRequest, check
 from stepwell.cache.pool.table import RequestTable
-from stepwell.cache.pool.view import KVView, pack
+from stepwell.cache.pool.view import KVView, pack, send
 from stepwell.core.chain import Chain, as_tokens
 from stepwell.core.check import Findings
 from stepwell.core.evict.lru import Lru
@@ -34,8 +35,6 @@ from stepwell.core.index import ClosedIndex
 from stepwell.core.key import Namespace
 from stepwell.core.page import Status
 from stepwell.core.reasons import Reason
-
-Prompt = Iterable[int] | npt.NDArray[Any] | Chain
 
 
 class PagePool:
@@ -48,14 +47,15 @@ class PagePool:
     that leaves `replay_tokens` to compute. Nothing is remembered of a request but what its tokens prove.
 
     Threads: one lock around every public method, held for the books and for hashing pages that are being
-    sealed; prompts are hashed before it is taken. The model reads and writes the buffers outside of it, in
+    sealed; prompts are hashed before it is taken, and views go to a device after it. The model reads and writes the buffers outside of it, in
     slots that are its own until it commits. Calls about one request come one after the other. After an exception the pool is as it was before the call.
 
     Args:
         geometry: of the model; full groups only so far.
         settings: sizes; `capacity_bytes` is cut into whole pages, the rest is `limits.remainder_bytes`.
         device: a torch device, `"numpy"` for arrays, `"none"` for an engine with buffers of its own.
-        secret: of the deployment; goes into every key.
+        secret: of the deployment; goes into the key of every prompt that comes as token ids. A `Chain`
+            has been made with its own.
 
     Raises:
         InputError: a size out of range, or a capacity below one page.
@@ -68,6 +68,8 @@ class PagePool:
         device: str = "cpu",
         secret: bytes | None = None,
     ) -> None:
+        if not isinstance(secret, bytes | None):
+            raise InputError("the secret is no bytes", limit="bytes, or None")
         self.geometry = geometry
         self.limits = Limits.of(geometry, settings)
         self.page_tokens = self.limits.page_tokens
@@ -105,7 +107,9 @@ class PagePool:
             InputError: an empty prompt, ids out of range, pages of another size.
             MisuseError: the request is open already.
         """
-        chain = self._chain(prompt, namespace)
+        chain = chain_of(prompt, namespace, self.page_tokens, self._secret)
+        if not isinstance(flags, Flags):
+            raise InputError(f"flags are {flags!r}", limit="stepwell.Flags")
         if not len(chain):
             raise InputError("the prompt is empty", limit="at least one token")
         refusal = chain.namespace.refusal
@@ -122,20 +126,6 @@ class PagePool:
             self._after()
         return answer
 
-    def _chain(self, prompt: Prompt, namespace: Namespace | None) -> Chain:
-        if isinstance(prompt, Chain):
-            chain = prompt.fork()
-        elif namespace is None:
-            raise InputError("token ids come without a namespace", remedy="pass namespace=...")
-        else:
-            chain = Chain(namespace, prompt, secret=self._secret)
-        if chain.namespace.page_tokens != self.page_tokens:
-            raise InputError(
-                f"the namespace has pages of {chain.namespace.page_tokens} tokens",
-                limit=f"{self.page_tokens}, as this pool",
-            )
-        return chain
-
     def _open(self, request: Hashable, chain: Chain, flags: Flags, limit: int) -> Answer:
         tokens = len(chain)
         refused = self.limits.refusal(tokens)
@@ -147,6 +137,7 @@ class PagePool:
             return Busy(short_rows=1)
         match = self._index.match(request, chain, limit)
         own: FrameIds | None = None
+        row: int | None = None
         try:
             pages = self.limits.pages(tokens)
             own = self._take_frames(pages - match.lease.pages)
@@ -169,6 +160,8 @@ class PagePool:
             # The one way back: a pool that is short, and whatever may raise above.
             if request not in self._requests:
                 self._index.release(match.lease)
+                if row is not None:
+                    self._table.give_back(row)
                 if own is not None:
                     self._return(own)
         self._counters.add("opens_ready")
@@ -195,25 +188,25 @@ class PagePool:
             `Ready` as `open` said it, or `Busy` or `NeverFits` with nothing taken.
         """
         with self._lock:
-            state = self._of(request)
+            opened = self._of(request)
             if type(tokens) is not int or tokens < 1:
                 raise InputError(f"room for {tokens!r} tokens was asked for", limit="1 or more")
-            answer = self._extend(state, len(state.chain) + tokens)
+            answer = self._extend(opened, len(opened.chain) + tokens)
             self._after()
         return answer
 
-    def _extend(self, state: OpenRequest, end: int) -> Answer:
+    def _extend(self, opened: OpenRequest, end: int) -> Answer:
         refused = self.limits.refusal(end)
         if refused is not None:
             return refused
-        more = self.limits.pages(end) - state.pages
+        more = self.limits.pages(end) - opened.pages
         if more > 0:
             own = self._take_frames(more)
             if own is None:
                 return Busy(short_frames=more - self._frames.free - self._index.evictable)
-            self._table.write(state.row, state.pages, own)
-            state.pages += more
-        return state.answer
+            self._table.write(opened.row, opened.pages, own)
+            opened.pages += more
+        return opened.answer
 
     def commit(self, request: Hashable, tokens: Iterable[int] | npt.NDArray[Any]) -> None:
         """Says that the KV of the next tokens is written; pages that are full now are sealed.
@@ -228,47 +221,61 @@ class PagePool:
         """
         added = as_tokens(tokens)
         with self._lock:
-            state = self._of(request)
-            first, last = state.committed, state.committed + len(added)
-            room = state.pages * self.page_tokens
+            opened = self._of(request)
+            first, last = opened.committed, opened.committed + len(added)
+            room = self._room(opened)
             if last > room:
                 raise InputError(
                     f"{len(added)} tokens were committed after {first}",
                     limit=f"{room - first}: request {request!r} has room for {room}",
                     remedy="extend the request before the step that writes them",
                 )
-            known = state.chain.tokens[first:last]
+            known = opened.chain.tokens[first:last]
             if len(known) and not np.array_equal(known, added[: len(known)]):
                 at = int(np.argmax(known != added[: len(known)]))
                 raise InputError(
                     f"token {first + at} was committed as {added[at]}",
                     limit=f"{known[at]}, which the prompt of request {request!r} has there",
                 )
-            before = len(state.chain)
-            state.chain.append(added[len(known) :])
-            state.committed = last
-            sealed = False
+            before, sealed = len(opened.chain), opened.lease.pages
+            opened.chain.append(added[len(known) :])
+            opened.committed = last
+            done = False
             try:
-                self._seal(state)
-                sealed = True
+                self._seal(opened)
+                self._follow(opened, sealed)
+                done = True
             finally:
-                if not sealed:
-                    state.chain.truncate(before)
-                    state.committed = first
+                if not done and opened.lease.pages == sealed:
+                    opened.chain.truncate(before)
+                    opened.committed = first
+                elif not done:
+                    # The pages can be found already: there is only the way forward.
+                    self._follow(opened, sealed)
             self._after()
 
-    def _seal(self, state: OpenRequest) -> None:
-        """Seals the pages that are full now; points the row at the first copy of known ones."""
-        first, last = state.lease.pages, state.committed // self.page_tokens
-        if not state.seals or not state.lease.grows or first >= last:
+    def _seal(self, opened: OpenRequest) -> None:
+        """Seals the pages that are full now."""
+        first, last = opened.lease.pages, opened.committed // self.page_tokens
+        if not opened.seals or not opened.lease.grows or first >= last:
             return
-        frames = self._table.frames(state.row, first, last)
+        frames = self._table.frames(opened.row, first, last)
         # A request that reads nothing must not go on with another's copy either.
-        twins = Flags.NO_READ not in state.flags
-        sealed = self._index.seal(state.lease, state.chain, frames, twins=twins)
-        if len(sealed.spare):
-            self._table.write(state.row, first, sealed.kept[: len(sealed.spare)])
-            self._return(sealed.spare)
+        twins = Flags.NO_READ not in opened.flags
+        self._index.seal(opened.lease, opened.chain, frames, twins=twins)
+
+    def _follow(self, opened: OpenRequest, first: int) -> None:
+        """Points the row at the pages of the lease from `first` on; frees copies that were not kept."""
+        mine = self._table.frames(opened.row, first, opened.lease.pages)
+        kept = self._index.path(opened.lease, len(mine))
+        spare = mine[mine != kept]
+        if len(spare):
+            self._table.write(opened.row, first, kept)
+            self._return(spare)
+
+    def _room(self, opened: OpenRequest) -> int:
+        """Tokens that a request has frames and positions for."""
+        return min(opened.pages * self.page_tokens, self.limits.positions)
 
     def close(self, request: Hashable) -> None:
         """Ends a request at any point of its life; its sealed pages stay until they are evicted.
@@ -277,11 +284,11 @@ class PagePool:
             MisuseError: the request is not open.
         """
         with self._lock:
-            state = self._of(request)
+            opened = self._of(request)
             del self._requests[request]
-            self._return(self._table.frames(state.row, state.lease.pages, state.pages))
-            self._table.give_back(state.row)
-            self._index.release(state.lease)
+            self._return(self._table.frames(opened.row, opened.lease.pages, opened.pages))
+            self._table.give_back(opened.row)
+            self._index.release(opened.lease)
             self._after()
 
     def bind(self, counts: Mapping[Hashable, int]) -> KVView:
@@ -293,21 +300,26 @@ class PagePool:
         Raises:
             InputError: no request, a count below 1, or more tokens than a request has room for.
         """
-        if not counts:
-            raise InputError("a step of no requests was asked for", limit="at least one")
+        if not isinstance(counts, Mapping) or not counts:
+            raise InputError(
+                "a step of no requests was asked for",
+                limit="at least one, as {request: tokens}",
+            )
         with self._lock:
             batch: list[tuple[int, int, int]] = []
             for request, count in counts.items():
-                state = self._of(request)
-                room = state.pages * self.page_tokens - state.committed
+                opened = self._of(request)
+                room = self._room(opened) - opened.committed
                 if type(count) is not int or not 1 <= count <= room:
                     raise InputError(
                         f"request {request!r} would compute {count!r} tokens",
-                        limit=f"1 to {room}, its room after {state.committed} tokens",
+                        limit=f"1 to {room}, its room after {opened.committed} tokens",
                         remedy="extend the request first",
                     )
-                batch.append((state.row, state.committed, count))
-            return pack(self.buffers, self._device, self._table, batch)
+                batch.append((opened.row, opened.committed, count))
+            view = pack(self.buffers, self._table, batch)
+        # Outside the lock: a copy to a device may wait for it. The rows were copied inside.
+        return send(view, self._device)
 
     def drop(self, prefix: Prompt, namespace: Namespace | None = None) -> int:
         """Forgets every page that begins with these tokens; open requests keep theirs to themselves.
@@ -319,12 +331,13 @@ class PagePool:
         Returns:
             Pages that nobody finds any more.
         """
-        chain = self._chain(prefix, namespace)
+        chain = chain_of(prefix, namespace, self.page_tokens, self._secret)
         if not chain.pages or len(chain) % self.page_tokens:
             raise InputError(
                 f"the prefix has {len(chain)} tokens",
                 limit=f"whole pages of {self.page_tokens}, at least one",
             )
+        self._index.longest(chain, chain.pages)
         with self._lock:
             frame = self._index.find(chain)
             gone = 0 if frame is None else self._index.drop(frame)
@@ -354,14 +367,14 @@ class PagePool:
             self._check()
 
     def _of(self, request: Hashable) -> OpenRequest:
-        state = self._requests.get(request)
-        if state is None:
+        opened = self._requests.get(request)
+        if opened is None:
             raise MisuseError(
                 f"request {request!r} is not open",
                 limit=f"{len(self._requests)} open requests",
                 remedy="open it first; a request is closed once",
             )
-        return state
+        return opened
 
     def _return(self, frames: FrameIds) -> None:
         if self._debug:

@@ -54,24 +54,30 @@ def check(
 ) -> None:
     """Notes every broken invariant between requests, rows, leases and frames."""
     filling: list[int] = []
-    for name, state in requests.items():
-        findings.expect(state.committed <= len(state.chain), f"{name!r}: committed too much")
-        room = state.pages * table.page_tokens
-        findings.expect(len(state.chain) <= room, f"{name!r}: no room for its tokens")
-        slots = table.slots[state.row, : state.pages * table.page_tokens]
+    for name, opened in requests.items():
+        findings.expect(opened.committed <= len(opened.chain), f"{name!r}: committed too much")
+        room = opened.pages * table.page_tokens
+        findings.expect(len(opened.chain) <= room, f"{name!r}: no room for its tokens")
+        findings.expect(
+            opened.lease.pages * table.page_tokens <= opened.committed,
+            f"{name!r}: would write into pages that are sealed",
+        )
+        slots = table.slots[opened.row, : opened.pages * table.page_tokens]
         straight = bool((np.diff(slots) == 1).all())
         findings.expect(
-            (table.span(state.row, len(slots)) is not None) == straight,
+            (table.span(opened.row, len(slots)) is not None) == straight,
             f"{name!r}: its row is {'' if straight else 'not '}straight, which the table denies",
         )
-        filling += table.frames(state.row, state.lease.pages, state.pages).tolist()
+        filling += table.frames(opened.row, opened.lease.pages, opened.pages).tolist()
         findings.expect(
-            np.array_equal(table.frames(state.row, 0, state.lease.pages), index.path(state.lease)),
+            np.array_equal(
+                table.frames(opened.row, 0, opened.lease.pages), index.path(opened.lease)
+            ),
             f"{name!r}: its row does not follow its lease",
         )
     status = np.flatnonzero(frames.status == Status.FILLING).tolist()
     findings.expect(sorted(filling) == status, "a FILLING frame has no request, or two")
-    rows = {state.row for state in requests.values()}
+    rows = {opened.row for opened in requests.values()}
     findings.expect(
         len(rows) == len(requests) == len(table.slots) - table.free,
         "rows and open requests disagree",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from stepwell.base.errors import InputError
 from stepwell.core.frames import FrameIds
 
 NO_SLOT = -1
@@ -25,9 +26,16 @@ class RequestTable:
     def __init__(self, rows: int, positions: int, page_tokens: int) -> None:
         self.page_tokens = page_tokens
         self.pages = -(-positions // page_tokens)
-        self.slots: npt.NDArray[np.int32] = np.full(
-            (rows, self.pages * page_tokens), NO_SLOT, np.int32
-        )
+        try:
+            self.slots: npt.NDArray[np.int32] = np.full(
+                (rows, self.pages * page_tokens), NO_SLOT, np.int32
+            )
+        except (MemoryError, ValueError) as error:
+            raise InputError(
+                f"a table of {rows} requests of {positions} positions does not fit into memory",
+                limit="4 bytes for each position of each request",
+                remedy="lower pool.requests or pool.positions",
+            ) from error
         self._within = np.arange(page_tokens, dtype=np.int32)
         self._pages = [0] * rows  # of each row, how many are written
         self._straight = [True] * rows  # of each row, whether its frames ascend without a gap

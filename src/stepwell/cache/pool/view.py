@@ -6,7 +6,7 @@ library that owns the buffers: torch tensors on their device, or numpy arrays.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ class KVView:
         query_starts: where each request's tokens begin among the T; shape [n + 1], int32.
         write_slots: where the KV of each computed token goes; shape [T], int64.
         positions: position of each computed token in its request; shape [T], int64.
-        batch: row of the pool's own table, start and count of each request, as plain numbers: on a
+        batch: row in `table`, start and count of each request, as plain numbers: on a
             device, reading them out of the arrays would wait for it.
         spans: for each request `(first, last)` if its slots up to `lengths` are consecutive, so that
             its KV is the slice `[first:last]` of a buffer; else None.
@@ -49,47 +49,61 @@ class KVView:
 
 
 def pack(
-    buffers: tuple[KVBuffers, ...],
-    device: str,
-    table: RequestTable,
-    batch: list[tuple[int, int, int]],
+    buffers: tuple[KVBuffers, ...], table: RequestTable, batch: list[tuple[int, int, int]]
 ) -> KVView:
-    """Packs one step; costs what it computes, not what it reads.
+    """Packs one step into arrays; costs what it computes, not what it reads.
 
     Args:
         buffers: of the pool.
-        device: of the buffers.
         table: from (row, position) to slot.
         batch: row, tokens there already and tokens to compute, for each request; not empty.
     """
-    rows, starts, counts = np.array(batch, np.int32).T
-    lengths = starts + counts
+    rows, starts, counts = np.ascontiguousarray(np.array(batch, np.int32).T)
     query_starts = np.zeros(len(batch) + 1, np.int32)
     np.cumsum(counts, out=query_starts[1:])
-    positions = np.arange(query_starts[-1]) + np.repeat(starts - query_starts[:-1], counts)
-    write_slots = table.slots[np.repeat(rows, counts), positions].astype(np.int64)
-    slots = table.slots
-    if device not in (storage.NUMPY, storage.NONE, "cpu"):
-        # A device has its own copy of the rows that this step reads, no longer than they are used.
-        slots = np.ascontiguousarray(slots[rows, : int(lengths.max())])
-        rows = np.arange(len(batch), dtype=np.int32)
-
-    def sent(array: npt.NDArray[Any]) -> Any:
-        if device in (storage.NUMPY, storage.NONE):
-            return array
-        import torch
-
-        return torch.from_numpy(array).to(device)
-
+    positions = np.arange(query_starts[-1], dtype=np.int64)
+    positions += np.repeat(starts - query_starts[:-1], counts)
     return KVView(
         buffers,
-        table=sent(slots),
-        rows=sent(np.ascontiguousarray(rows)),
-        starts=sent(np.ascontiguousarray(starts)),
-        lengths=sent(lengths),
-        query_starts=sent(query_starts),
-        write_slots=sent(write_slots),
-        positions=sent(positions.astype(np.int64)),
+        table=table.slots,
+        rows=rows,
+        starts=starts,
+        lengths=starts + counts,
+        query_starts=query_starts,
+        write_slots=table.slots[np.repeat(rows, counts), positions].astype(np.int64),
+        positions=positions,
         batch=tuple(batch),
         spans=tuple(table.span(row, start + count) for row, start, count in batch),
+    )
+
+
+def send(view: KVView, device: str) -> KVView:
+    """The same step with its arrays where the buffers are.
+
+    On the CPU they share memory with the request table; any other device gets a copy of the rows that the
+    step reads, no longer than they are used, numbered from 0.
+    """
+    if device in (storage.NUMPY, storage.NONE):
+        return view
+    import torch
+
+    rows, table, batch = view.rows, view.table, view.batch
+    if device != "cpu":
+        table = np.ascontiguousarray(table[rows, : int(view.lengths.max())])
+        rows = np.arange(len(batch), dtype=np.int32)
+        batch = tuple((number, start, count) for number, (_, start, count) in enumerate(batch))
+
+    def there(array: npt.NDArray[Any]) -> Any:
+        return torch.from_numpy(array).to(device)
+
+    return replace(
+        view,
+        table=there(table),
+        rows=there(rows),
+        starts=there(view.starts),
+        lengths=there(view.lengths),
+        query_starts=there(view.query_starts),
+        write_slots=there(view.write_slots),
+        positions=there(view.positions),
+        batch=batch,
     )

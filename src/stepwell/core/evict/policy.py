@@ -16,9 +16,9 @@ from stepwell.core.frames import FrameIds
 class Policy(Protocol):
     """Which of the pages that may leave goes next.
 
-    No method may block or scan all frames. The index guarantees: a frame is offered only while no
-    child, hold or pin keeps it, `remove` is called on offered frames only, and each frame that
-    leaves was either returned by `victim` or reset with `forget`.
+    No method may block or scan all frames. The index guarantees: a frame is offered only while no child
+    and no hold keeps it, it is withdrawn when that changes or when its page leaves, and `reset` comes
+    before anything else of a new page.
     """
 
     def reset(self, frames: FrameIds) -> None:

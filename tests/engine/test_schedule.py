@@ -110,8 +110,8 @@ def test_the_youngest_loses_its_frames_and_waits_at_the_front() -> None:
     assert young.computed == 0
 
 
-def test_nobody_gets_in_during_a_step_that_took_frames_away() -> None:
-    """Else the loser would come back at once and lose again."""
+def test_who_lost_its_frames_does_not_come_back_in_the_same_step() -> None:
+    """Else it would lose them again at once, and compute nothing in between."""
     desk = Desk(frames=6)
     desk.add("a", 8)
     young = desk.add("b", 8)

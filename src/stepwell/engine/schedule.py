@@ -50,9 +50,8 @@ class Schedule:
 
         Requests that can never go on are for `take_refused` instead.
         """
-        lost_one = self._make_room()
-        if not lost_one:
-            self._admit()
+        self._make_room()
+        self._admit()
         batch: list[tuple[Request, int]] = []
         budget = self._settings.step_tokens
         for request in sorted(self.running, key=self._turn):
@@ -80,9 +79,12 @@ class Schedule:
         """Tokens whose KV is missing: 1 for a request that is generating."""
         return len(request.tokens) - request.computed
 
-    def _make_room(self) -> bool:
-        """Room for the next token of everyone who generates; whether somebody lost theirs for it."""
-        lost_one = False
+    def _make_room(self) -> None:
+        """Room for the next token of everyone who generates.
+
+        Whoever loses frames here cannot get in again in the same step: it needs all that it had, and one
+        of them is gone.
+        """
         for request in tuple(self.running):
             while request in self.running and request.room < len(request.tokens):
                 answer = self._pool.extend(request.name, 1)
@@ -93,8 +95,6 @@ class Schedule:
                     self._refused.append((request, Finish.NO_ROOM))
                 else:
                     self._preempt(self.running[-1])
-                    lost_one = True
-        return lost_one
 
     def _preempt(self, request: Request) -> None:
         self.leave(request)

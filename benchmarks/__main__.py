@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from benchmarks import chain, engine, frames, index, pool, vllm_peer
+from benchmarks import chain, engine, frames, index, pool, start, vllm_peer
 from benchmarks.rows import Row, exit_code, table, write_json
 from benchmarks.world import World
 from stepwell.base.clock import SystemClock
@@ -24,6 +24,7 @@ GROUPS: Mapping[str, Callable[[World], Iterator[Row]]] = {
     "pool": pool.rows,
     "vllm": vllm_peer.rows,
     "engine": engine.rows,
+    "start": start.rows,
 }
 OUT = Path(__file__).parent / "out" / "latest.json"
 

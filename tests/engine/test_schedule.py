@@ -102,8 +102,9 @@ def test_nobody_overtakes_one_that_waits_for_room() -> None:
 def test_the_youngest_loses_its_frames_and_waits_at_the_front() -> None:
     desk = Desk(frames=6)
     old, young = desk.add("a", 8), desk.add("b", 8)
+    desk.step()
+    desk.add("waits", 24)  # would fit into an empty pool
     while not young.preemptions and not old.preemptions:
-        desk.add("z", 40) if not desk.schedule.waiting else None
         desk.step()
     assert (old.preemptions, young.preemptions) == (0, 1)
     assert desk.schedule.waiting[0] is young

@@ -10,7 +10,7 @@ import pytest
 from stepwell.base.errors import InputError, MisuseError
 from stepwell.base.settings import PoolSettings
 from stepwell.cache.pool import PagePool
-from stepwell.core.chain import Chain
+from stepwell.core.chain import Chain, Extra
 from stepwell.core.geometry import Geometry, Group, Rule
 from stepwell.core.key import Namespace
 from stepwell.testing.fingerprint import geometry
@@ -31,6 +31,8 @@ from stepwell.testing.fingerprint import geometry
         (np.zeros((2, 2), np.int64), r"\(2, 2\)"),
         (np.array([1, -1]), "-1"),
         ([None], "object"),
+        (None, "no flat list"),
+        (5, "no flat list"),
     ],
 )
 def test_prompts_that_are_no_token_ids(bench: Any, prompt: Any, named: str) -> None:
@@ -52,6 +54,8 @@ def test_prompts_that_are_no_token_ids(bench: Any, prompt: Any, named: str) -> N
         ({"capacity_bytes": 0}, "capacity_bytes is 0"),
         ({"capacity_bytes": 127}, "128 bytes"),
         ({"page_tokens": 1.5}, "page_tokens is 1.5"),
+        ({"page_tokens": 70_000, "capacity_bytes": 2**30}, "65536"),
+        ({"requests": 10**9, "positions": 10**6}, "pool.requests"),
         ({"capacity_bytes": 2**60}, "slots"),
     ],
 )
@@ -79,6 +83,58 @@ def test_a_prompt_without_or_with_another_kind_of_namespace(bench: Any) -> None:
     with pytest.raises(InputError, match="pages of 8"):
         bench.pool.open("a", Chain(other, [1, 2, 3]))
     bench.pool.check()
+
+
+def test_arguments_of_another_kind(bench: Any) -> None:
+    for arguments in (
+        {"namespace": "m"},
+        {"namespace": 5},
+        {"namespace": bench.space, "flags": 3},
+        {"namespace": bench.space, "flags": None},
+    ):
+        with pytest.raises(InputError):
+            bench.pool.open("a", [1, 2, 3], **arguments)
+    for counts in (["a"], 5, None):
+        with pytest.raises(InputError, match="no requests"):
+            bench.pool.bind(counts)
+    sizes = PoolSettings(4, 4096, 2, 64)
+    with pytest.raises(InputError, match="secret"):
+        PagePool(geometry(), sizes, device="numpy", secret="text")
+    for device in ("gpu", "cuda:99"):
+        with pytest.raises(InputError, match=device):
+            PagePool(geometry(), sizes, device=device)
+    bench.open("a", [1, 2, 3])
+    with pytest.raises(InputError, match="no flat list"):
+        bench.pool.commit("a", None)
+    bench.pool.check()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"start": float("nan")},
+        {"count": float("nan")},
+        {"start": 1.5},
+        {"start": 2**63},
+        {"count": 2**40},
+        {"kind": 5},
+        {"digest": "text"},
+    ],
+)
+def test_extras_that_would_drop_out_of_the_key(wrong: dict[str, Any]) -> None:
+    """A NaN compares as nothing, so its page would be like one without media."""
+    with pytest.raises(InputError, match="extra"):
+        Extra(**({"start": 0, "count": 4, "kind": "media", "digest": b"x"} | wrong))
+
+
+def test_a_chain_is_cut_to_a_whole_number_of_tokens(bench: Any) -> None:
+    chain = Chain(bench.space, range(9))
+    for tokens in (-3, 2.5):
+        with pytest.raises(InputError, match=str(tokens)):
+            chain.truncate(tokens)
+    chain.truncate(5)
+    assert (len(chain), chain.pages) == (5, 1)
+    assert chain.key(0) == Chain(bench.space, range(4)).key(0)
 
 
 def test_committing_more_than_there_is_room_for(bench: Any) -> None:

@@ -266,3 +266,16 @@ def test_the_last_token_is_always_computed(tokens):
     group = Group("full", Rule.FULL, (0,), 1, 1, 1, "float32")
     with pytest.raises(InputError, match=f"replay_tokens is {tokens}"):
         Geometry((group,), replay_tokens=tokens)
+
+
+def test_only_families_with_the_switch_can_switch_their_window_off():
+    fields = {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "hidden_size": 64,
+        "sliding_window": 8,
+        "use_sliding_window": False,
+    }
+    assert Geometry.from_hf_config(fields | {"model_type": "qwen2"}).groups[0].rule is Rule.FULL
+    with pytest.raises(GeometryError, match="sliding_window is 8"):
+        Geometry.from_hf_config(fields | {"model_type": "mistral"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from typing import Any
 
 import pytest
@@ -251,6 +252,33 @@ def test_a_name_that_comes_back_gets_nothing_of_its_former_owner(engine: Engine)
     tokens = tuple(event.token for event in engine.stream("a"))
     assert tokens == expected
     reader.close()
+
+
+def test_a_stream_may_begin_after_its_request_has_ended(engine: Engine) -> None:
+    first, second = engine.add(prompt(9), max_tokens=1), engine.add(prompt(5), max_tokens=5)
+    early = engine.stream(first)
+    list(engine.stream(second))
+    assert [event.record is not None for event in early] == [True]
+    third, fourth = engine.add(prompt(9), max_tokens=2), engine.add(prompt(5), max_tokens=5)
+    list(engine.stream(fourth))
+    assert len(list(engine.stream(third))) == 2
+    with pytest.raises(MisuseError, match="not alive"):
+        engine.stream(third)
+
+
+def test_made_up_names_avoid_those_that_are_alive(engine: Engine) -> None:
+    engine.add(prompt(3), max_tokens=1, name="request-1")
+    assert engine.add(prompt(3), max_tokens=1) == "request-2"
+
+
+def test_an_engine_that_nobody_closed_gives_its_model_back(llama: Any) -> None:
+    engine = Engine(llama, settings())
+    engine.generate(prompt(5), max_tokens=1)
+    del engine
+    gc.collect()
+    with Engine(llama, settings()) as other:
+        other.generate(prompt(5), max_tokens=1)
+    llama(torch.tensor([prompt(5)]))
 
 
 def test_cancelled_requests_are_told_nothing_more(engine: Engine) -> None:

@@ -146,7 +146,7 @@ def _parse(path: Path) -> dict[str, Any]:
             f"settings file {path} cannot be read: {error.strerror}",
             remedy=f"correct the path or unset {FILE_VARIABLE}",
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"settings file {path} is not TOML: {error}") from error
 
 
@@ -210,6 +210,9 @@ def _build(kind: Any, values: Mapping[str, object], prefix: str = "") -> Any:
 def cache_dir(settings: Settings) -> Path:
     """The folder for converted models: as set, else `stepwell` in the user's cache folder."""
     if settings.cache_dir:
-        return Path(settings.cache_dir).expanduser()
+        try:
+            return Path(settings.cache_dir).expanduser()
+        except RuntimeError as error:
+            raise ConfigError(f"cache_dir is {settings.cache_dir!r}: {error}") from error
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "stepwell"

@@ -117,6 +117,11 @@ def run(parsed: argparse.Namespace) -> int:
 def _material(parsed: argparse.Namespace) -> tuple[str, list[str]]:
     """The document and the questions."""
     questions: Sequence[str] = parsed.question
+    for question in questions:
+        try:
+            question.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"the question {question!r} is no text", limit="UTF-8") from error
     if len(questions) == 1:
         raise InputError("one question was given", limit="two or more: the first fills the cache")
     if parsed.prompt_file is None:

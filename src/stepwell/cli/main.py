@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from stepwell import __version__
 from stepwell.base.errors import StepwellError
 from stepwell.cli import config, demo
+from stepwell.cli.output import say
 
 _VERBS = (demo, config)
 
@@ -27,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb in _VERBS:
         verb.register(verbs)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # an answer may have letters that a terminal lacks
     try:
         try:
             parsed = parser.parse_args(arguments)
@@ -49,8 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fail(text: str, code: int) -> int:
-    if sys.stderr is not None:
-        print(f"stepwell: {text}", file=sys.stderr)
+    say(f"stepwell: {text}")
     return code
 
 

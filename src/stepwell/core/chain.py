@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepwell.base.errors import InputError
-from stepwell.core.key import Namespace, framed
+from stepwell.core.key import Namespace, framed, text_bytes
 
 MAX_TOKEN = 2**32 - 1
 MAX_EXTRA_TOKENS = 2**20
@@ -50,7 +50,7 @@ class Extra:
     def __post_init__(self) -> None:
         if type(self.start) is not int or type(self.count) is not int:
             raise InputError(f"extra covers {self.count!r} tokens from {self.start!r}")
-        if self.start < 0 or not 1 <= self.count <= MAX_EXTRA_TOKENS:
+        if not 0 <= self.start < 2**63 or not 1 <= self.count <= MAX_EXTRA_TOKENS:
             raise InputError(
                 f"extra covers {self.count} tokens from {self.start}",
                 limit=f"a start of 0 or more and 1 to {MAX_EXTRA_TOKENS} tokens",
@@ -196,7 +196,13 @@ class Chain:
         self._count = need
 
     def truncate(self, tokens: int) -> None:
-        """Forgets all tokens after the first `tokens`, and the keys of pages that lose one."""
+        """Forgets all tokens after the first `tokens`, and the keys of pages that lose one.
+
+        Raises:
+            InputError: less than no tokens, or no whole number.
+        """
+        if type(tokens) is not int or tokens < 0:
+            raise InputError(f"a chain was cut to {tokens!r} tokens", limit="0 or more")
         self._count = min(self._count, tokens)
         del self._keys[self.pages :]
 
@@ -232,7 +238,7 @@ class Chain:
         begin = page * self.namespace.page_tokens
         return b"".join(
             struct.pack("<qQ", extra.start - begin, extra.count)
-            + framed(extra.kind.encode())
+            + framed(text_bytes(extra.kind))
             + framed(extra.digest)
             for extra in self._extras.get(page, ())
         )

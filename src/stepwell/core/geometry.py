@@ -166,6 +166,9 @@ class Geometry:
 _UNDERSTOOD = ("llama", "mistral", "phi3", "qwen2", "qwen3")
 """Families whose every layer is plain grouped-query attention unless a field below says otherwise."""
 
+_WINDOW_SWITCH = ("qwen2", "qwen3")
+"""Families that look at `use_sliding_window`; others have a window whatever it says."""
+
 _FOREIGN_FIELDS = {
     "kv_lora_rank": "latent attention (MLA)",
     "attn_logit_softcapping": "soft-capped attention logits",
@@ -201,7 +204,8 @@ def _refuse(fields: Mapping[str, Any]) -> None:
             f"layer_types has {', '.join(sorted(kinds))}: only full_attention is understood yet"
         )
     window = fields.get("sliding_window")
-    if window is not None and fields.get("use_sliding_window", True):
+    switched_off = family in _WINDOW_SWITCH and not fields.get("use_sliding_window", True)
+    if window is not None and not switched_off:
         raise GeometryError(
             f"sliding_window is {window}: layers with a window are not understood yet",
             remedy="set sliding_window to None if no prompt is longer than the window",

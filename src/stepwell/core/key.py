@@ -36,6 +36,11 @@ def framed(value: bytes) -> bytes:
     return struct.pack("<Q", len(value)) + value
 
 
+def text_bytes(text: str) -> bytes:
+    """A text as bytes that no other text has; half a surrogate pair is a text too."""
+    return text.encode("utf-8", "surrogatepass")
+
+
 def field_bytes(name: str, value: str | int | Sequence[tuple[str, str]] | None) -> bytes:
     """One field with its name, kind, presence and length."""
     head = framed(name.encode())
@@ -44,8 +49,8 @@ def field_bytes(name: str, value: str | int | Sequence[tuple[str, str]] | None) 
     if isinstance(value, int):
         return head + b"i" + struct.pack("<q", value)
     if isinstance(value, str):
-        return head + b"s" + framed(value.encode("utf-8"))
-    rows = b"".join(framed(k.encode()) + framed(v.encode()) for k, v in value)
+        return head + b"s" + framed(text_bytes(value))
+    rows = b"".join(framed(text_bytes(k)) + framed(text_bytes(v)) for k, v in value)
     return head + b"m" + struct.pack("<Q", len(value)) + framed(rows)
 
 

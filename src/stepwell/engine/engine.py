@@ -9,7 +9,7 @@ The way of a step:  next_batch ▸ bind ▸ run ▸ commit ▸ next token of tho
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -65,6 +65,8 @@ class Engine:
         )
         if namespace is None:
             namespace = Namespace.private(chosen.page_tokens, facts=self.geometry.facts)
+        if not isinstance(namespace, Namespace):
+            raise InputError(f"namespace is {namespace!r}", limit="a stepwell.Namespace")
         if namespace.page_tokens != chosen.page_tokens:
             raise InputError(
                 f"the namespace has pages of {namespace.page_tokens} tokens",
@@ -127,7 +129,8 @@ class Engine:
             raise InputError(f"flags are {flags!r}", limit="stepwell.Flags")
         if not isinstance(name, str | None):
             raise InputError(f"name is {name!r}", limit="a text")
-        if name is None:
+        made_up = name is None
+        while name is None or (made_up and name in self._alive):
             self._count += 1
             name = f"request-{self._count}"
         if name in self._alive:
@@ -234,7 +237,13 @@ class Engine:
         """
         request = self._alive.get(name)
         if request is None:
-            raise MisuseError(f"request {name!r} is not alive", remedy="add it first")
+            waiting = [whose for whose, _ in self._inbox if whose.name == name]
+            if not waiting:
+                raise MisuseError(f"request {name!r} is not alive", remedy="add it first")
+            request = waiting[0]
+        return self._events(request)
+
+    def _events(self, request: Request) -> Iterator[Event]:
         ended = False
         try:
             while not ended:
@@ -244,12 +253,12 @@ class Engine:
                     ended = event.record is not None
                     yield event
                 if not mine:
-                    if self._alive.get(name) is not request:
+                    if self._alive.get(request.name) is not request:
                         return
                     self._move_on()
         finally:
-            if self._alive.get(name) is request:
-                self.cancel(name)
+            if self._alive.get(request.name) is request:
+                self.cancel(request.name)
 
     def run(self) -> dict[str, Record]:
         """Steps until no request is alive; the records by name, of all that ended since the last step.
@@ -277,6 +286,12 @@ class Engine:
         """Answers one prompt; the wishes are those of `add`."""
         name = self.add(prompt, **wishes)
         return next(event.record for event in self.stream(name) if event.record is not None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Cancels what is alive and gives the model back as it was; a second time does nothing."""

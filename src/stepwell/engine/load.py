@@ -77,9 +77,10 @@ def convert_gguf(source: Path, target: Path, progress: Callable[[str], None]) ->
         target.parent.mkdir(parents=True, exist_ok=True)
         _remove_stale(target)
         making = Path(tempfile.mkdtemp(prefix=_making(target), dir=target.parent))
-    except OSError as error:
+        making.chmod(0o755)
+    except (OSError, ValueError) as error:
         raise InputError(
-            f"{target.parent} cannot be written: {error.strerror}",
+            f"{target.parent} cannot be written: {error}",
             remedy="set cache_dir to a folder that can",
         ) from error
     try:

@@ -6,6 +6,7 @@ gives it a view and tokens, `attention` is what the model calls back.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,11 @@ from stepwell.engine import attention
 AttentionInterface.register(attention.NAME, attention.packed_attention)
 
 
+def _give_back(model: Any, implementation: str, training: bool) -> None:
+    model.set_attn_implementation(implementation)
+    model.train(training)
+
+
 class Runner:
     """One model, whose attention goes through the pool until `close`.
 
@@ -30,17 +36,17 @@ class Runner:
     """
 
     def __init__(self, model: Any) -> None:
-        self._attention = model.config._attn_implementation
-        if self._attention == attention.NAME:
+        before = model.config._attn_implementation
+        if before == attention.NAME:
             raise MisuseError("the model belongs to another engine", remedy="close that one first")
-        self._training = model.training
+        # Also when nobody closes: a model that stays ours for ever could never be used again.
+        self._give_back = weakref.finalize(self, _give_back, model, before, model.training)
         self.model = model.eval()
         model.set_attn_implementation(attention.NAME)
 
     def close(self) -> None:
         """Gives the model back as it was."""
-        self.model.set_attn_implementation(self._attention)
-        self.model.train(self._training)
+        self._give_back()
 
     def run(self, view: KVView, tokens: Sequence[int], keep: Sequence[int]) -> torch.Tensor:
         """Computes one step.

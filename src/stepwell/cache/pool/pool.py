@@ -9,7 +9,6 @@ The way of a request:  open ▸ (bind ▸ model writes KV ▸ commit ▸ extend)
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
@@ -21,6 +20,7 @@ from stepwell.base.observe import Counters
 from stepwell.base.settings import PoolSettings
 from stepwell.cache.pool import buffers as storage
 from stepwell.cache.pool.answer import Answer, Busy, Flags, Ready
+from stepwell.cache.pool.call import Call
 from stepwell.cache.pool.limits import Limits
 from stepwell.cache.pool.prompt import Prompt, chain_of
 from stepwell.cache.pool.request import OpenRequest, check
@@ -48,7 +48,10 @@ class PagePool:
 
     Threads: one lock around every public method, held for the books and for hashing pages that are being
     sealed; prompts are hashed before it is taken, and views go to a device after it. The model reads and writes the buffers outside of it, in
-    slots that are its own until it commits. Calls about one request come one after the other. After an exception the pool is as it was before the call.
+    slots that are its own until it commits. Calls about one request come one after the other.
+
+    Errors: after one of ours the pool is as it was before the call. After anything else that tears a call
+    (no memory, Ctrl-C) its books are checked, and a pool that is not sound refuses every further call.
 
     Args:
         geometry: of the model; full groups only so far.
@@ -83,7 +86,7 @@ class PagePool:
         self._index = ClosedIndex(self._frames, self.page_tokens, Lru(self.frames), self._counters)
         self._table = RequestTable(settings.requests, settings.positions, self.page_tokens)
         self._requests: dict[Hashable, OpenRequest] = {}
-        self._lock = threading.Lock()
+        self._call = Call(self._check)
 
     def open(
         self,
@@ -117,7 +120,7 @@ class PagePool:
         limit = max(0, len(chain) - self.geometry.replay_tokens) // self.page_tokens if reads else 0
         # A look without the lock proves nothing, but it hashes the prompt as far as the match will ask.
         self._index.longest(chain, limit)
-        with self._lock:
+        with self._call:
             if request in self._requests:
                 raise MisuseError(
                     f"request {request!r} is open already", remedy="close it, or use another name"
@@ -187,7 +190,7 @@ class PagePool:
         Returns:
             `Ready` as `open` said it, or `Busy` or `NeverFits` with nothing taken.
         """
-        with self._lock:
+        with self._call:
             opened = self._of(request)
             if type(tokens) is not int or tokens < 1:
                 raise InputError(f"room for {tokens!r} tokens was asked for", limit="1 or more")
@@ -220,7 +223,7 @@ class PagePool:
             InputError: more tokens than there is room for, or others than the prompt's.
         """
         added = as_tokens(tokens)
-        with self._lock:
+        with self._call:
             opened = self._of(request)
             first, last = opened.committed, opened.committed + len(added)
             room = self._room(opened)
@@ -283,7 +286,7 @@ class PagePool:
         Raises:
             MisuseError: the request is not open.
         """
-        with self._lock:
+        with self._call:
             opened = self._of(request)
             del self._requests[request]
             self._return(self._table.frames(opened.row, opened.lease.pages, opened.pages))
@@ -305,7 +308,7 @@ class PagePool:
                 "a step of no requests was asked for",
                 limit="at least one, as {request: tokens}",
             )
-        with self._lock:
+        with self._call:
             batch: list[tuple[int, int, int]] = []
             for request, count in counts.items():
                 opened = self._of(request)
@@ -338,7 +341,7 @@ class PagePool:
                 limit=f"whole pages of {self.page_tokens}, at least one",
             )
         self._index.longest(chain, chain.pages)
-        with self._lock:
+        with self._call:
             frame = self._index.find(chain)
             gone = 0 if frame is None else self._index.drop(frame)
             self._after()
@@ -346,7 +349,7 @@ class PagePool:
 
     def stats(self) -> dict[str, int]:
         """Counts of `base.observe.METRICS`, gauges, and the bytes of the capacity that no page uses."""
-        with self._lock:
+        with self._call:
             free, held = self._frames.free, self._index.held
             cached = self._index.evictable
             return self._counters.snapshot() | {
@@ -363,7 +366,7 @@ class PagePool:
         Raises:
             InvariantError: with all that are broken.
         """
-        with self._lock:
+        with self._call:
             self._check()
 
     def _of(self, request: Hashable) -> OpenRequest:

@@ -26,7 +26,7 @@ demo: $(VENV)/ready
 	$(BIN)/stepwell demo
 
 test: $(VENV)/ready
-	$(BIN)/python -m pytest -m "not long" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not long" -n 2 --dist loadgroup
 
 test-long: $(VENV)/ready
 	$(BIN)/python -m pytest -m long

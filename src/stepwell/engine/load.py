@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
 from stepwell.base.errors import InputError
 
@@ -46,6 +48,8 @@ def load_model(folder: Path, dtype: str = "float32") -> LoadedModel:
             limit="a folder with a Hugging Face model",
             remedy="pass the folder that holds config.json, weights and tokenizer files",
         )
+    if sys.stderr is None or not sys.stderr.isatty():
+        disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(
             str(folder), dtype=getattr(torch, dtype), local_files_only=True

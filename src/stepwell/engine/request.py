@@ -17,7 +17,7 @@ class Finish(StrEnum):
     LENGTH = "length"
     """It has all the tokens that it asked for."""
     NO_ROOM = "no_room"
-    """Its next token would not fit even into an empty pool, or past the last position."""
+    """The prompt or its next token does not fit even into an empty pool, or past the last position."""
     CANCELLED = "cancelled"
     """Somebody cancelled it."""
 
@@ -36,6 +36,7 @@ class Request:
         arrived_s: when it was added.
         computed: of `tokens`, how many have their KV in the pool.
         room: of `tokens`, how many the pool has frames for.
+        detail: what the pool said when it refused.
         served: rises with every turn in a step; the lowest was served longest ago.
     """
 
@@ -48,6 +49,7 @@ class Request:
     arrived_s: float
     computed: int = 0
     room: int = 0
+    detail: str | None = None
     served: int = 0
     reused_tokens: int | None = None
     resumed_tokens: int = 0
@@ -78,6 +80,7 @@ class Request:
             self.reason,
             tuple(self.generated),
             finish,
+            self.detail,
             since(self.admitted_s),
             since(self.first_token_s),
             now_s - self.arrived_s,
@@ -98,6 +101,7 @@ class Record:
         reason: why not more was reused at first.
         tokens: the answer.
         finish: why it ended.
+        detail: with `Finish.NO_ROOM`, what was asked for, the limit and the remedy.
         wait_s: from arrival until it first had its frames.
         first_token_s: from arrival until the first token of the answer.
         total_s: from arrival to the end.
@@ -112,6 +116,7 @@ class Record:
     reason: Reason | None
     tokens: tuple[int, ...]
     finish: Finish
+    detail: str | None
     wait_s: float | None
     first_token_s: float | None
     total_s: float

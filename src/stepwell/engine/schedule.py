@@ -91,6 +91,7 @@ class Schedule:
                 if isinstance(answer, Ready):
                     request.room = len(request.tokens)
                 elif isinstance(answer, NeverFits):
+                    request.detail = answer.text
                     self.leave(request)
                     self._refused.append((request, Finish.NO_ROOM))
                 else:
@@ -113,6 +114,7 @@ class Schedule:
             request = self.waiting[0]
             answer = self._pool.open(request.name, request.tokens, self._namespace, request.flags)
             if isinstance(answer, NeverFits):
+                request.detail = answer.text
                 self.waiting.popleft()
                 self._refused.append((request, Finish.NO_ROOM))
                 continue

@@ -84,7 +84,7 @@ def _torch_zeros(shape: tuple[int, ...], group: Group, device: str) -> Any:
     except ImportError as error:
         raise InputError(
             f"device {device!r} needs torch, which is not installed",
-            remedy='install stepwell[hf], or use device="numpy" or "none"',
+            remedy='install torch (the extra "hf"), or use device="numpy" or "none"',
         ) from error
     try:
         return torch.zeros(shape, dtype=getattr(torch, group.dtype), device=device)

@@ -74,7 +74,7 @@ class Limits:
         if tokens > self.positions:
             return NeverFits(
                 f"{tokens} tokens; allowed: {self.positions} positions a request; "
-                "remedy: raise pool.positions"
+                "remedy: shorten it, or raise pool.positions as far as the model was made for"
             )
         if self.pages(tokens) > self.frames:
             return NeverFits(

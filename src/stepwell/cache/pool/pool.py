@@ -181,14 +181,21 @@ class PagePool:
         return self._frames.reserve(n)
 
     def extend(self, request: Hashable, tokens: int) -> Answer:
-        """Makes room for tokens after all that the request has; repeating it changes nothing.
+        """Makes sure that tokens after the prompt, or after those committed beyond it, have room.
+
+        A prompt has its room from `open`. Room comes in whole pages; asking again adds nothing before
+        more is committed.
 
         Args:
             request: an open request.
-            tokens: how many more, 1 or more.
+            tokens: how many, 1 or more.
 
         Returns:
-            `Ready` as `open` said it, or `Busy` or `NeverFits` with nothing taken.
+            `Ready` as `open` said it (`cached` does not grow), or `Busy` or `NeverFits` with nothing taken.
+
+        Raises:
+            InputError: less than one token.
+            MisuseError: the request is not open.
         """
         with self._call:
             opened = self._of(request)
@@ -221,6 +228,7 @@ class PagePool:
 
         Raises:
             InputError: more tokens than there is room for, or others than the prompt's.
+            MisuseError: the request is not open.
         """
         added = as_tokens(tokens)
         with self._call:
@@ -295,13 +303,14 @@ class PagePool:
             self._after()
 
     def bind(self, counts: Mapping[Hashable, int]) -> KVView:
-        """Where a step reads and writes.
+        """Where a step reads and writes: valid until the next call that changes one of its requests.
 
         Args:
             counts: tokens that the step computes, for each request, in the order of the batch.
 
         Raises:
             InputError: no request, a count below 1, or more tokens than a request has room for.
+            MisuseError: a request is not open.
         """
         if not isinstance(counts, Mapping) or not counts:
             raise InputError(

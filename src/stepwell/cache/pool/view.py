@@ -23,7 +23,8 @@ class KVView:
 
     Attributes:
         buffers: K and V of each group.
-        table: from (row, position) to slot; shape [rows, positions], int32.
+        table: from (row, position) to slot, -1 where there is none; shape [rows, positions], int32; to be
+            read only: on the CPU it is the pool's own.
         rows: row of each request; shape [n], int32.
         starts: tokens of each request whose KV is there already; shape [n], int32.
         lengths: the same after the step; shape [n], int32.

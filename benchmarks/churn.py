@@ -120,7 +120,7 @@ class Churned:
         self._churn_until_evicted(self._evicted + min(frames, _ZONE_PAGES))
         self._reshape(large if frames > 500_000 else _SMALL)
         self._between_uses = min(self._between_uses, _ZONE_PAGES // 16)
-        while self._evicted < 3 * frames or self.pool._index.longest(old, 4):
+        while self._evicted < 3 * frames or self.pool._held.prefixes.closed.longest(old, 4):
             self._churn_until_evicted(self._evicted + 1)
         self._reshape(_SMALL)
         self.churn(_REQUESTS * 16)
@@ -154,7 +154,7 @@ class Churned:
     @property
     def slices(self) -> list[int]:
         """Slices that the path of each long prompt is read in."""
-        index = self.pool._index
+        index = self.pool._held.prefixes.closed
         deepest = [index._contents.find(chain.key(LONG_PAGES - 1)) for chain in self.chains]
         return [index._paths.slices(frame) for frame in deepest if frame is not None]
 

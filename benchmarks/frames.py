@@ -38,14 +38,14 @@ def rows(world: World) -> Iterator[Row]:
 
 def _make_free(pool: Churned) -> None:
     """Frees frames that were used before, so that the stack is as it is in a pool that lives."""
-    frames, index = pool.pool._frames, pool.pool._index
+    frames, index = pool.pool._held.frames, pool.pool._held.prefixes.closed
     while frames.free < _CALLS:
         index.evict(1)
         frames.move(index.collect(), Status.FREE)
 
 
 def _reserve(pool: Churned) -> Candidate:
-    frames = pool.pool._frames
+    frames = pool.pool._held.frames
     taken: list[FrameIds | None] = []
 
     def run(_: object) -> None:
@@ -63,7 +63,7 @@ def _reserve(pool: Churned) -> Candidate:
 
 
 def _return(pool: Churned) -> Candidate:
-    frames = pool.pool._frames
+    frames = pool.pool._held.frames
 
     def prepare() -> list[FrameIds | None]:
         _make_free(pool)
@@ -78,7 +78,7 @@ def _return(pool: Churned) -> Candidate:
 
 
 def _evict(pool: Churned) -> Candidate:
-    frames, index = pool.pool._frames, pool.pool._index
+    frames, index = pool.pool._held.frames, pool.pool._held.prefixes.closed
 
     def prepare() -> None:
         while frames.free >= _CALLS // 2:

@@ -34,7 +34,7 @@ class Bench:
 
     def compute(self, name: str, tokens: Sequence[int], count: int | None = None) -> int:
         """Computes the next `count` tokens of a sequence (all that are missing by default)."""
-        done = self.pool._requests[name].committed
+        done = self.pool._held.requests[name].committed
         end = len(tokens) if count is None else done + count
         view = self.pool.bind({name: end - done})
         following = self.model.step(view, [tokens[done:end]])

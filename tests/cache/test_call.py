@@ -21,7 +21,7 @@ def test_a_torn_call_that_left_broken_books_stops_the_pool(
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(bench.pool._table, "give_back", torn)
+        patch.setattr(bench.pool._held.rows, "give_back", torn)
         with pytest.raises(error):
             bench.pool.close("a")
     for call in (bench.pool.stats, bench.pool.check, lambda: bench.open("b", [1])):
@@ -36,7 +36,7 @@ def test_a_torn_call_that_broke_nothing_is_forgotten(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(bench.pool._frames, "reserve", torn)
+        patch.setattr(bench.pool._held.frames, "reserve", torn)
         with pytest.raises(KeyboardInterrupt):
             bench.open("a", range(9))
     bench.serve("a", range(9))
@@ -47,7 +47,7 @@ def test_a_call_from_inside_a_call_raises_instead_of_waiting_for_itself(
 ) -> None:
     """As a finalizer does when a collection begins at the wrong moment."""
     seen = []
-    reserve = bench.pool._frames.reserve
+    reserve = bench.pool._held.frames.reserve
 
     def collecting(n: int) -> Any:
         try:
@@ -56,7 +56,7 @@ def test_a_call_from_inside_a_call_raises_instead_of_waiting_for_itself(
             seen.append(str(error))
         return reserve(n)
 
-    monkeypatch.setattr(bench.pool._frames, "reserve", collecting)
+    monkeypatch.setattr(bench.pool._held.frames, "reserve", collecting)
     bench.serve("a", range(9))
     assert "finalizers" in seen[0]
 

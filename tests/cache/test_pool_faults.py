@@ -48,13 +48,13 @@ def test_p03_engineered_collisions_of_weak_hashes_do_not_meet(bench: Any) -> Non
 def test_p04_rows_of_reused_positions_are_written(make_bench: Any) -> None:
     """F019: with frames handed out in any order, so that no row is right by luck."""
     bench = make_bench(frames=16)
-    np.random.default_rng(0).shuffle(bench.pool._frames._stack)
+    np.random.default_rng(0).shuffle(bench.pool._held.frames._stack)
     prompt = list(range(13))
     bench.serve("a", prompt)
     bench.open("filler", [99])  # has the row that would be right by chance
     bench.open("b", prompt)
     view = bench.pool.bind({"b": 1})
-    slots = view.table[view.rows[0]][:13]
+    slots = view.planes[0].table[view.rows[0]][:13]
     assert len(set(slots.tolist())) == 13
     bench.model.step(view, [prompt[12:]])
     assert np.array_equal(bench.model.read(view, 0), reference(prompt))
@@ -94,7 +94,9 @@ def test_p08_the_second_copy_of_a_page_cannot_take_the_first_one_along(bench: An
     bench.compute("b", prompt)
     stats = bench.pool.stats()
     assert (stats["pages_sealed"], stats["pages_duplicate"]) == (1, 1)
-    rows = [bench.pool._table.frames(bench.pool._requests[name].row, 0, 1) for name in "ab"]
+    rows = [
+        bench.pool._held.table.frames(bench.pool._held.requests[name].row, 0, 1) for name in "ab"
+    ]
     assert rows[0] == rows[1]
     bench.pool.close("a")
     assert bench.cached(prompt) == 4
@@ -157,7 +159,7 @@ def test_p15_a_ragged_step_writes_exactly_its_tokens(bench: Any) -> None:
     bench.open("b", range(50, 54))
     view = bench.pool.bind({"a": 8, "b": 4})
     assert view.query_starts.tolist() == [0, 8, 12]
-    assert len(set(view.write_slots.tolist())) == 12
+    assert len(set(view.planes[0].write_slots.tolist())) == 12
     bench.model.step(view, [list(range(8)), list(range(50, 54))])
     assert np.array_equal(bench.model.read(view, 0), reference(range(8)))
     assert np.array_equal(bench.model.read(view, 1), reference(range(50, 54)))
@@ -168,7 +170,7 @@ def test_p16_a_request_that_did_not_get_in_leaves_nothing(bench: Any) -> None:
     bench.open("holds", range(40))
     for number in range(50):
         assert isinstance(bench.open(f"b{number}", range(100, 140)), Busy)
-    assert list(bench.pool._requests) == ["holds"]
+    assert list(bench.pool._held.requests) == ["holds"]
     assert bench.pool.stats()["frames_free"] == 2
     bench.pool.close("holds")
     bench.serve("b", range(100, 140))
@@ -233,8 +235,8 @@ def test_p19_a_full_hit_leaves_a_token_in_a_page_of_its_own(bench: Any, pages: i
     answer = bench.open("b", prompt)
     assert answer.cached == 4 * (pages - 1)
     view = bench.pool.bind({"b": 4})
-    others = bench.pool._index.path(bench.pool._requests["b"].lease)
-    assert not set(view.write_slots // 4) & set(others.tolist())
+    others = bench.pool._held.prefixes.closed.path(bench.pool._held.requests["b"].lease)
+    assert not set(view.planes[0].write_slots // 4) & set(others.tolist())
     bench.compute("b", prompt)
 
 
@@ -291,7 +293,7 @@ def test_p20_the_remainder_of_the_budget_is_stated() -> None:
     pool = PagePool(geometry(), PoolSettings(4, 5 * page + 17, 2, 64), device="numpy")
     assert (pool.frames, pool.limits.remainder_bytes) == (5, 17)
     assert pool.stats()["remainder_bytes"] == 17
-    held = sum(pair.k.nbytes + pair.v.nbytes for pair in pool.buffers)
+    held = sum(pair.k.nbytes + pair.v.nbytes for pair in pool.planes)
     assert held + pool.limits.remainder_bytes == 5 * page + 17
 
 
@@ -345,9 +347,9 @@ def test_a4_a_row_is_written_once_a_call(bench: Any, monkeypatch: pytest.MonkeyP
     """Hits and own pages of a prompt are one vectorised write each, whatever its length."""
     bench.serve("a", range(30))
     calls = []
-    write = bench.pool._table.write
+    write = bench.pool._held.table.write
     monkeypatch.setattr(
-        bench.pool._table, "write", lambda *given: (calls.append(len(given[2])), write(*given))
+        bench.pool._held.table, "write", lambda *given: (calls.append(len(given[2])), write(*given))
     )
     bench.open("b", range(40))
     assert calls == [7, 3]
@@ -355,17 +357,18 @@ def test_a4_a_row_is_written_once_a_call(bench: Any, monkeypatch: pytest.MonkeyP
 
 # Not `Frames.move`: the way back is made of it; it checks first and then writes in place.
 INNER_CALLS = (
-    ("_frames", "reserve"),
-    ("_table", "take"),
-    ("_table", "write"),
-    ("_index", "match"),
-    ("_index", "evict"),
-    ("_index", "seal"),
-    ("_index._contents", "claim"),
-    ("_index._contents", "write"),
-    ("_index._contents", "equal"),
-    ("_index._paths", "append"),
-    ("_index._policy", "reset"),
+    ("frames", "reserve"),
+    ("rows", "take"),
+    ("table", "write"),
+    ("prefixes.closed", "look"),
+    ("prefixes.closed", "take"),
+    ("prefixes.closed", "evict"),
+    ("prefixes.closed", "seal"),
+    ("prefixes.closed._contents", "claim"),
+    ("prefixes.closed._contents", "write"),
+    ("prefixes.closed._contents", "equal"),
+    ("prefixes.closed._paths", "append"),
+    ("prefixes.closed._policy", "reset"),
 )
 
 
@@ -384,7 +387,7 @@ def test_a6_an_exception_inside_a_call_undoes_it(
     bench.serve("cold", range(100, 133))
     bench.open("b", prompt, flags=Flags.NO_READ)  # computes the pages that "c" will have sealed
     pool, left = bench.pool, [call]
-    owner = functools.reduce(getattr, home.split("."), pool)
+    owner = functools.reduce(getattr, home.split("."), pool._held)
     real = getattr(owner, name)
 
     def raising(*given: Any, **more: Any) -> Any:
@@ -406,7 +409,7 @@ def test_a6_an_exception_inside_a_call_undoes_it(
     safely(lambda: pool.open("c", prompt, bench.space))
     safely(lambda: pool.open("d", prompt, bench.space))
     for one in "cd":
-        done = pool._requests[one].committed
+        done = pool._held.requests[one].committed
         bench.model.step(pool.bind({one: 14 - done}), [prompt[done:]])
         safely(functools.partial(pool.commit, one, prompt[done:]))
     safely(lambda: pool.extend("d", 3))
@@ -417,7 +420,7 @@ def test_a6_an_exception_inside_a_call_undoes_it(
     pool.check()
     assert bench.idle_frames() == {"filling": 0, "held": 0}
     assert bench.cached(prompt) == 12
-    assert pool._table.free == 4
+    assert pool._held.rows.free == 4
 
 
 def test_f009_a_sealed_page_is_never_a_place_to_write(bench: Any) -> None:
@@ -426,7 +429,7 @@ def test_f009_a_sealed_page_is_never_a_place_to_write(bench: Any) -> None:
     bench.serve("a", prompt)
     bench.open("b", prompt)
     view = bench.pool.bind({"b": 4})
-    assert (bench.pool._frames.status[view.write_slots // 4] == Status.FILLING).all()
+    assert (bench.pool._held.frames.status[view.planes[0].write_slots // 4] == Status.FILLING).all()
     with pytest.raises(InputError, match="room"):
         bench.pool.bind({"b": 5})
 
@@ -435,18 +438,18 @@ def test_f009_freed_frames_are_poisoned_in_debug(bench: Any) -> None:
     """A stale reader sees NaN, or the smallest integer, and never plausible KV."""
     bench.open("a", range(4))
     bench.compute("a", list(range(4)), 3)
-    frame = int(bench.pool._table.frames(bench.pool._requests["a"].row, 0, 1)[0])
+    frame = int(bench.pool._held.table.frames(bench.pool._held.requests["a"].row, 0, 1)[0])
     bench.pool.close("a")
-    pair = bench.pool.buffers[0]
+    pair = bench.pool.planes[0]
     assert (pair.k[:, frame * 4 : frame * 4 + 4] == np.iinfo(np.int64).min).all()
 
 
 def test_f012_closing_and_generating_do_not_change_what_was_sealed(bench: Any) -> None:
     prompt = list(range(8))
     bench.serve("a", [*prompt, 1])
-    pair = bench.pool.buffers[0]
+    pair = bench.pool.planes[0]
     bench.open("b", [*prompt, 2])
-    frames = bench.pool._index.path(bench.pool._requests["b"].lease)
+    frames = bench.pool._held.prefixes.closed.path(bench.pool._held.requests["b"].lease)
     slots = (frames[:, None] * 4 + np.arange(4)).ravel()
     before = pair.k[:, slots].copy()
     tokens = [*prompt, 2]
@@ -535,11 +538,13 @@ def test_f086_f095_f105_gauges_are_what_the_frames_say(bench: Any) -> None:
         if isinstance(bench.open(f"{turn}", prompt), Ready):
             bench.compute(f"{turn}", prompt)
         if turn % 3 == 2:
-            for name in list(pool._requests):
+            for name in list(pool._held.requests):
                 pool.close(name)
-        stats, census = pool.stats(), pool._frames.census()
-        opened = pool._requests.values()
-        held = {frame for one in opened for frame in pool._index.path(one.lease).tolist()}
+        stats, census = pool.stats(), pool._held.frames.census()
+        opened = pool._held.requests.values()
+        held = {
+            frame for one in opened for frame in pool._held.prefixes.closed.path(one.lease).tolist()
+        }
         assert stats["frames_free"] == census[Status.FREE]
         assert stats["frames_held"] == len(held)
         assert stats["frames_cached"] == census[Status.SEALED] - len(held)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from stepwell.base.errors import InputError, MisuseError
 from stepwell.base.settings import PoolSettings
 from stepwell.cache.pool import PagePool
 from stepwell.core.chain import Chain, Extra
-from stepwell.core.geometry import Geometry, Group, Rule
+from stepwell.core.geometry import Geometry, Group, Rule, StateTensor
 from stepwell.core.key import Namespace
 from stepwell.testing.fingerprint import geometry
 
@@ -66,10 +67,19 @@ def test_sizes_that_make_no_pool(change: dict[str, Any], named: str) -> None:
 
 
 def test_groups_and_dtypes_that_are_not_understood() -> None:
-    window = Group("w", Rule.WINDOW, (0,), 1, 1, 1, "float32", window=8)
+    full = Geometry.full(2, 1, 1).groups[0]
+    blob = (StateTensor("conv", (4,), "float32"),)
+    state = Group("state", Rule.STATE, (0,), 0, 0, 0, "float32", state=blob)
     sizes = PoolSettings(4, 4096, 2, 64)
-    with pytest.raises(InputError, match="'w'"):
-        PagePool(Geometry((window,)), sizes, device="numpy")
+    for groups, text in (
+        ((full, replace(full, name="draft")), "'draft'"),
+        ((state,), "states alone"),
+        ((full, replace(full, name="w", rule=Rule.WINDOW, window=8, dtype="float16")), "float16"),
+    ):
+        with pytest.raises(InputError, match=text):
+            PagePool(Geometry(groups), sizes, device="numpy")
+    with pytest.raises(InputError, match="state_tokens is 6"):
+        PagePool(Geometry((full,)), replace(sizes, state_tokens=6), device="numpy")
     with pytest.raises(InputError, match="bfloat16"):
         PagePool(Geometry.full(1, 1, 1, "bfloat16"), sizes, device="numpy")
 
@@ -163,7 +173,7 @@ def test_steps_that_cannot_be(bench: Any) -> None:
             bench.pool.bind({"a": count})
     with pytest.raises(InputError, match="no requests"):
         bench.pool.bind({})
-    for tokens in (0, -1, 2.5):
+    for tokens in (-1, 2.5):
         with pytest.raises(InputError, match=f"{tokens}"):
             bench.pool.extend("a", tokens)
     bench.pool.check()
@@ -177,6 +187,8 @@ def test_requests_that_are_not_open(bench: Any) -> None:
         lambda: bench.pool.extend("a", 1),
         lambda: bench.pool.commit("a", [1]),
         lambda: bench.pool.bind({"a": 1}),
+        lambda: bench.pool.room("a"),
+        lambda: bench.pool.truncate("a", 5),
     )
     for call in calls:
         with pytest.raises(MisuseError, match="'a' is not open"):

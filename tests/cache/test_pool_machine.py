@@ -72,15 +72,15 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = PagePool(
             geometry(), PoolSettings(size, capacity, 4, positions, debug=True), device="numpy"
         )
-        np.random.default_rng(frames).shuffle(self.pool._frames._stack)
-        counted_moves(self.pool._frames)
+        np.random.default_rng(frames).shuffle(self.pool._held.frames._stack)
+        counted_moves(self.pool._held.frames)
         self.model = DictPool(size, frames, 4, positions)
         self.compute = Fingerprint()
         self.spaces = [Namespace(size, model=name) for name in "ab"]
         self.live: dict[str, list[int]] = {}
 
     def missing(self, name: str) -> int:
-        return len(self.live[name]) - self.pool._requests[name].committed
+        return len(self.live[name]) - self.pool._held.requests[name].committed
 
     @rule(tokens=PROMPTS, space=st.integers(0, 1))
     def serve(self, tokens: list[int], space: int) -> None:
@@ -122,7 +122,7 @@ class PoolMachine(RuleBasedStateMachine):
         view = self.pool.bind(batch)
         pieces = []
         for name, count in batch.items():
-            done = self.pool._requests[name].committed
+            done = self.pool._held.requests[name].committed
             pieces.append(self.live[name][done : done + count])
         self.compute.step(view, pieces)
         for name, piece in zip(batch, pieces, strict=True):
@@ -202,9 +202,9 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def everyone_reads_its_own(self) -> None:
         for name, tokens in getattr(self, "live", {}).items():
-            state = self.pool._requests[name]
-            slots = self.pool._table.slots[state.row, : state.committed]
-            pair = self.pool.buffers[0]
+            state = self.pool._held.requests[name]
+            slots = self.pool._held.table.slots[state.row, : state.committed]
+            pair = self.pool.planes[0]
             read = np.stack((pair.k[:, slots, 0, 0], pair.v[:, slots, 0, 0]), axis=1)
             assert np.array_equal(read, reference(tokens[: state.committed]))
 

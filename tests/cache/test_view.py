@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from stepwell.cache.pool import Flags
+from stepwell.cache.pool.buffers import KVBuffers
 from stepwell.cache.pool.table import RequestTable
 from stepwell.cache.pool.view import pack
 from stepwell.core.reasons import Reason
+from stepwell.testing.fingerprint import geometry
 
 
 @pytest.mark.parametrize(
@@ -28,27 +30,27 @@ def test_a_span_is_claimed_only_for_consecutive_slots(
 ) -> None:
     table = RequestTable(rows=2, positions=8, page_tokens=2)
     table.write(1, 0, np.array(frames, np.int32))
-    view = pack((), table, [(1, 0, 2 * len(frames))])
-    assert view.spans == (span,)
+    buffers = KVBuffers(geometry().groups[0], (0, 1), None, None)
+    view = pack([(1, 0, 2 * len(frames))], [(buffers, table)], ())
+    assert view.planes[0].spans == (span,)
     piecewise = RequestTable(rows=2, positions=8, page_tokens=2)
     for page, frame in enumerate(frames):
         piecewise.write(0, page, np.array([frame], np.int32))
-    assert piecewise.span(0, 2 * len(frames)) == span
+    assert piecewise.span(0, 0, 2 * len(frames)) == span
 
 
 def test_a_span_follows_what_is_written_over_and_given_back() -> None:
     table = RequestTable(rows=1, positions=8, page_tokens=2)
-    row = table.take()
+    row = 0
     table.write(row, 0, np.array([3, 9, 5], np.int32))
-    assert table.span(row, 6) is None
+    assert table.span(row, 0, 6) is None
     table.write(row, 1, np.array([4], np.int32))
-    assert table.span(row, 6) == (6, 12)
+    assert table.span(row, 0, 6) == (6, 12)
     table.write(row, 0, np.array([8], np.int32))
-    assert table.span(row, 6) is None
-    table.give_back(row)
-    assert table.take() == row
+    assert table.span(row, 0, 6) is None
+    table.clear(row)
     table.write(row, 0, np.array([2, 3], np.int32))
-    assert table.span(row, 3) == (4, 7)
+    assert table.span(row, 0, 3) == (4, 7)
 
 
 def test_a_torch_view_says_what_a_numpy_view_says(make_bench: Any) -> None:
@@ -59,21 +61,25 @@ def test_a_torch_view_says_what_a_numpy_view_says(make_bench: Any) -> None:
     bench.open("b", range(20, 23))
     counts = {"b": 3, "a": 7}
     expected = bench.pool.bind(counts)
-    names = ["starts", "lengths", "query_starts", "write_slots", "positions"]
+    names = ["starts", "lengths", "query_starts", "positions"]
     bench.pool._device = "cpu"
     view = bench.pool.bind(counts)
-    for name in [*names, "table", "rows"]:
+    for name in [*names, "rows"]:
         assert torch.equal(getattr(view, name), torch.from_numpy(getattr(expected, name)))
+    for name in ("table", "write_slots"):
+        numpy = getattr(expected.planes[0], name)
+        assert torch.equal(getattr(view.planes[0], name), torch.from_numpy(numpy))
     # Any other device gets its own copy of the rows; "cpu:0" is one without being a GPU.
     bench.pool._device = "cpu:0"
     copied = bench.pool.bind(counts)
     for name in names:
         assert torch.equal(getattr(copied, name), getattr(view, name))
-    assert copied.table.shape == (2, 7)
+    assert torch.equal(copied.planes[0].write_slots, view.planes[0].write_slots)
+    assert copied.planes[0].table.shape == (2, 7)
     for number, (row, _, length) in enumerate(copied.batch):
         assert row == int(copied.rows[number]) == number
-        mine = copied.table[row, :length]
-        assert torch.equal(mine, view.table[int(view.rows[number]), :length])
+        mine = copied.planes[0].table[row, :length]
+        assert torch.equal(mine, view.planes[0].table[int(view.rows[number]), :length])
     assert expected.lengths.tolist() == [3, 7]
     assert expected.positions.tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 5, 6]
 
@@ -89,9 +95,11 @@ def test_no_read_reuses_nothing_and_shares_nothing(bench: Any) -> None:
     bench.serve("a", range(9))
     answer = bench.open("b", range(9), flags=Flags.NO_READ)
     assert (answer.cached, answer.reason) == (0, Reason.NO_READ)
-    own = bench.pool._table.frames(bench.pool._requests["b"].row, 0, 3)
+    own = bench.pool._held.table.frames(bench.pool._held.requests["b"].row, 0, 3)
     bench.compute("b", list(range(9)))
-    assert np.array_equal(own, bench.pool._table.frames(bench.pool._requests["b"].row, 0, 3))
+    assert np.array_equal(
+        own, bench.pool._held.table.frames(bench.pool._held.requests["b"].row, 0, 3)
+    )
     bench.pool.close("b")
     assert bench.pool.stats()["frames_free"] == 12 - 2
 

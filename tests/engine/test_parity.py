@@ -32,7 +32,7 @@ class Recorder:
 
     def run(self, view: Any, tokens: list[int], keep: list[int]) -> torch.Tensor:
         logits = self.inner.run(view, tokens, range(len(tokens)))
-        names = {state.row: name for name, state in self.engine.pool._requests.items()}
+        names = {state.row: name for name, state in self.engine.pool._held.requests.items()}
         first = 0
         for row, start, count in view.batch:
             rows = self.logits.setdefault(names[row], {})
@@ -66,7 +66,7 @@ def engine_for(model: Any, frames: int) -> tuple[Engine, Recorder]:
     )
     engine = Engine(model, settings)
     # A page's frame must not say where it stands in its request: hand frames out in any order.
-    np.random.default_rng(3).shuffle(engine.pool._frames._stack)
+    np.random.default_rng(3).shuffle(engine.pool._held.frames._stack)
     recorder = engine.runner = Recorder(engine, engine.runner)
     return engine, recorder
 
@@ -169,8 +169,8 @@ def test_one_foreign_page_is_seen(model: Any) -> None:
     engine.runner.inner = Runner(model)
     engine.add(asked[0], max_tokens=1, name="hit")
     engine._schedule.next_batch()
-    rows = engine.pool._table.frames(engine.pool._requests["hit"].row, 0, 2)
-    for buffer in (engine.pool.buffers[0].k, engine.pool.buffers[0].v):
+    rows = engine.pool._held.table.frames(engine.pool._held.requests["hit"].row, 0, 2)
+    for buffer in (engine.pool.planes[0].k, engine.pool.planes[0].v):
         one, other = (slice(frame * PAGE, (frame + 1) * PAGE) for frame in rows.tolist())
         buffer[:, one] = buffer[:, other].clone()
     seen = engine.runner = Recorder(engine, engine.runner.inner)

@@ -47,7 +47,7 @@ def test_every_wrong_page_changes_what_follows(pool: PagePool, fault: str) -> No
     pool.open("b", prompt, SPACE)
     view = pool.bind({"b": 1})
     assert model.step(view, [prompt[12:]]) == right
-    slots = view.table[view.rows[0]]
+    slots = view.planes[0].table[view.rows[0]]
     for buffer in (view.buffers[0].k, view.buffers[0].v):
         one, other = slots[:4], slots[4:8]
         if fault == "foreign":

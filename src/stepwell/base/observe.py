@@ -35,6 +35,11 @@ _ROWS = (
     Metric("pages_duplicate", Kind.COUNT, "pages", "pages computed twice; the first copy was kept"),
     Metric("pages_evicted", Kind.COUNT, "pages", "pages taken back by the policy"),
     Metric("pages_dropped", Kind.COUNT, "pages", "pages forgotten on purpose or found corrupt"),
+    Metric("records_sealed", Kind.COUNT, "records", "window pages and states that became reusable"),
+    Metric("records_evicted", Kind.COUNT, "records", "window pages and states taken back"),
+    Metric(
+        "states_skipped", Kind.COUNT, "states", "states not kept: the pool had no frames for them"
+    ),
     Metric("key_collisions", Kind.COUNT, "pages", "equal keys with unequal tokens, refused"),
     Metric("leases_lost", Kind.COUNT, "leases", "leases that were never released by their holder"),
     Metric("opens_ready", Kind.COUNT, "requests", "requests that got their pages"),

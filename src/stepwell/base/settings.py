@@ -37,6 +37,14 @@ class PoolSettings:
         capacity_bytes: bytes for the K and V of all pages; files and flags may say `512MiB`.
         requests: requests that may be open at once.
         positions: tokens that one request may have.
+        ahead_tokens: how far ahead of a request its window groups have room: the most that one step
+            computes for it.
+        state_tokens: distance of the boundaries at which a state may be kept, a multiple of
+            `page_tokens`; 0: every page.
+        boundaries: how many of the last boundaries of a prompt, and of an answer, are kept for
+            window groups and states.
+        minimum_hit_tokens: a shorter hit is a miss.
+        contiguous: a fixed span of frames for each request, and no sharing.
         debug: check every invariant after every call; slow.
     """
 
@@ -44,6 +52,11 @@ class PoolSettings:
     capacity_bytes: int = _spec(1 << 30, "bytes for the K and V of all pages", 1, size=True)
     requests: int = _spec(64, "requests that may be open at once", 1)
     positions: int = _spec(32_768, "tokens that one request may have", 1)
+    ahead_tokens: int = _spec(2048, "room of window groups ahead of a request", 1)
+    state_tokens: int = _spec(0, "distance of kept states in tokens; 0: page_tokens", 0)
+    boundaries: int = _spec(2, "last boundaries of a prompt, and of an answer, that are kept", 1)
+    minimum_hit_tokens: int = _spec(1, "a shorter hit is a miss", 1)
+    contiguous: bool = _spec(False, "a fixed span of frames for each request, no sharing")
     debug: bool = _spec(False, "check every invariant after every call; slow")
 
 

@@ -98,20 +98,26 @@ class Contents:
                 return page
         return count
 
-    def forget_all(self, frames: FrameIds) -> int:
-        """No lookup finds these pages from now on; returns how many of them one found before."""
-        keys, shards, found = self._keys, self._shards, 0
+    def forget_all(self, frames: FrameIds) -> list[bytes]:
+        """No lookup finds these pages from now on; returns the keys by which one found them before."""
+        keys, shards = self._keys, self._shards
+        gone: list[bytes] = []
         for frame in frames.tolist():
             key = keys[frame]
             if key is not None:
                 del shards[key[0]][key]
                 keys[frame] = None
-                found += 1
+                gone.append(key)
         if self._extras:
             for frame in frames[self._marked[frames]].tolist():
                 del self._extras[frame]
             self._marked[frames] = False
-        return found
+        return gone
+
+    def keys_of(self, frames: list[int]) -> list[bytes]:
+        """The keys of those of these frames that can be found."""
+        keys = (self._keys[frame] for frame in frames)
+        return [key for key in keys if key is not None]
 
     def check(self, findings: Findings) -> None:
         """Notes every broken invariant of map and columns."""

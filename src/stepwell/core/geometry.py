@@ -1,18 +1,17 @@
 """Shapes and reuse rules of a model's KV: a list of groups.
 
-Owns: `Group`, `Geometry`, and the only reading of model configurations. Must not know: tensors,
-devices, what a model is called by its makers. In doubt it refuses, and says what it did not understand.
+Owns: `Group`, `Geometry`. Must not know: tensors, devices, what a model is called by its makers; that is
+in `core/hf_config.py`.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from stepwell.base.errors import GeometryError, InputError
+from stepwell.base.errors import InputError
 
 ITEM_BYTES = {
     "float64": 8,
@@ -23,6 +22,7 @@ ITEM_BYTES = {
     "float8_e4m3fn": 1,
     "float8_e5m2": 1,
     "int8": 1,
+    "uint8": 1,
 }
 """Bytes of one element, by the name that torch and numpy give the dtype."""
 
@@ -38,6 +38,43 @@ class Rule(StrEnum):
     """One state at the boundary."""
 
 
+STATE_ALIGNMENT = 16
+"""Each tensor of a state begins at a multiple of so many bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateTensor:
+    """One tensor of a recurrent layer's state.
+
+    Attributes:
+        name: "conv" for the last inputs of a convolution, "recurrent" for a recurrence.
+        shape: for one layer of one request; no batch axis.
+        dtype: as torch names it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __post_init__(self) -> None:
+        if self.name not in ("conv", "recurrent"):
+            raise InputError(f"a state tensor has name {self.name!r}", limit="conv, recurrent")
+        if not self.shape or min(self.shape) < 1:
+            raise InputError(
+                f"state tensor {self.name!r} has shape {self.shape}", limit="1 or more each"
+            )
+        if self.dtype not in ITEM_BYTES:
+            raise InputError(
+                f"state tensor {self.name!r} has dtype {self.dtype!r}", limit=", ".join(ITEM_BYTES)
+            )
+
+    @property
+    def padded_bytes(self) -> int:
+        """Bytes that it takes, up to where the next one may begin."""
+        exact = math.prod(self.shape) * ITEM_BYTES[self.dtype]
+        return -(-exact // STATE_ALIGNMENT) * STATE_ALIGNMENT
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """Layers with one geometry and one reuse rule.
@@ -46,12 +83,13 @@ class Group:
         name: names the group in parts and messages.
         rule: what must be there to go on from a boundary.
         layers: numbers of the model's layers, ascending.
-        kv_heads: heads of K and V.
+        kv_heads: heads of K and V; 0 for a state, as the sizes.
         head_size_k: elements of one K head.
-        head_size_v: elements of one V head.
+        head_size_v: elements of one V head; 0 only if latent.
         dtype: of K and V, as torch names it.
         window: tokens that a query sees, itself included; only with `Rule.WINDOW`.
-        state_bytes: of all layers at one boundary; only with `Rule.STATE`.
+        state: tensors of one layer at one boundary; only with `Rule.STATE`.
+        latent: one vector per token, equal on all ranks: K holds it, V is empty.
     """
 
     name: str
@@ -62,23 +100,35 @@ class Group:
     head_size_v: int
     dtype: str
     window: int | None = None
-    state_bytes: int | None = None
+    state: tuple[StateTensor, ...] = ()
+    latent: bool = False
 
     def __post_init__(self) -> None:
         sizes = (len(self.layers), self.kv_heads, self.head_size_k, self.head_size_v)
-        if self.rule is not Rule.STATE and min(sizes) < 1:
-            raise InputError(
-                f"group {self.name!r} has (layers, heads, K size, V size) = {sizes}",
-                limit="1 or more of each",
+        if self.rule is Rule.STATE:
+            right, limit = (
+                self.layers and not any(sizes[1:]),
+                "1 or more layers, and 0 of the others",
             )
+        elif self.latent:
+            right, limit = min(sizes[:3]) == self.kv_heads == 1, "1 head, and V size 0 if latent"
+            right = right and self.head_size_v == 0
+        else:
+            right, limit = min(sizes) >= 1, "1 or more of each"
+        if not right:
+            raise InputError(
+                f"group {self.name!r} has (layers, heads, K size, V size) = {sizes}", limit=limit
+            )
+        if self.latent and self.rule is Rule.STATE:
+            raise InputError(f"group {self.name!r} is {self.rule} and latent")
         if self.dtype not in ITEM_BYTES:
             raise InputError(
                 f"group {self.name!r} has dtype {self.dtype!r}", limit=", ".join(ITEM_BYTES)
             )
         if (self.window is not None) != (self.rule is Rule.WINDOW):
             raise InputError(f"group {self.name!r} is {self.rule} with window {self.window}")
-        if (self.state_bytes is not None) != (self.rule is Rule.STATE):
-            raise InputError(f"group {self.name!r} is {self.rule} with state {self.state_bytes}")
+        if bool(self.state) != (self.rule is Rule.STATE):
+            raise InputError(f"group {self.name!r} is {self.rule} with state {self.state}")
 
     @property
     def token_bytes(self) -> int:
@@ -87,6 +137,21 @@ class Group:
             return 0
         per_layer = self.kv_heads * (self.head_size_k + self.head_size_v)
         return per_layer * len(self.layers) * ITEM_BYTES[self.dtype]
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one state of all layers, a multiple of `STATE_ALIGNMENT`; 0 without a state."""
+        return len(self.layers) * sum(tensor.padded_bytes for tensor in self.state)
+
+    def state_offsets(self) -> tuple[tuple[int, StateTensor, int], ...]:
+        """Where each tensor of a state begins, layer by layer: (layer, tensor, offset in bytes)."""
+        offsets: list[tuple[int, StateTensor, int]] = []
+        offset = 0
+        for layer in self.layers:
+            for tensor in self.state:
+                offsets.append((layer, tensor, offset))
+                offset += tensor.padded_bytes
+        return tuple(offsets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,104 +198,21 @@ class Geometry:
         return cls((group,), facts=facts)
 
     @classmethod
-    def from_hf_config(cls, config: Any, dtype: str | None = None) -> Geometry:
-        """Reads a Hugging Face configuration.
+    def from_hf_config(
+        cls, config: Any, dtype: str | None = None, latent: bool = False
+    ) -> Geometry:
+        """Reads a Hugging Face configuration: groups "full", "window" and "state", as far as there are.
 
         Args:
             config: a configuration object, or its dict.
             dtype: of K and V; the one that the configuration names by default.
+            latent: whether the engine keeps the one vector of each token from which a model with
+                latent attention makes K and V, and not what it makes.
 
         Raises:
             GeometryError: a kind of layer that is not understood yet, or a missing field; the message
                 names it.
         """
-        fields: Mapping[str, Any] = config if isinstance(config, dict) else config.to_dict()
-        _refuse(fields)
-        heads = _positive(fields, "num_attention_heads")
-        head_size, rest = divmod(_positive(fields, "hidden_size"), heads)
-        if rest and fields.get("head_dim") is None:
-            raise GeometryError(
-                f"hidden_size is {fields['hidden_size']}", limit=f"a multiple of {heads} heads"
-            )
-        if fields.get("head_dim") is not None:
-            head_size = _positive(fields, "head_dim")
-        kv_heads = heads
-        if fields.get("num_key_value_heads") is not None:
-            kv_heads = _positive(fields, "num_key_value_heads")
-        named = dtype or fields.get("dtype") or fields.get("torch_dtype") or "float32"
-        named = str(named).removeprefix("torch.")
-        facts = (("kv_dtype", named), ("rope", _rope_fact(fields)))
-        return cls.full(_positive(fields, "num_hidden_layers"), kv_heads, head_size, named, facts)
+        from stepwell.core.hf_config import read_hf_config  # noqa: PLC0415 - it makes geometries
 
-
-_UNDERSTOOD = ("llama", "mistral", "phi3", "qwen2", "qwen3")
-"""Families whose every layer is plain grouped-query attention unless a field below says otherwise."""
-
-_WINDOW_SWITCH = ("qwen2", "qwen3")
-"""Families that look at `use_sliding_window`; others have a window whatever it says."""
-
-_FOREIGN_FIELDS = {
-    "kv_lora_rank": "latent attention (MLA)",
-    "attn_logit_softcapping": "soft-capped attention logits",
-    "attention_chunk_size": "attention cut into spans of the prompt",
-    "num_kv_shared_layers": "layers that share their KV",
-    "layers_block_type": "recurrent layers",
-    "linear_num_value_heads": "recurrent layers",
-    "conv_L_cache": "recurrent layers",
-}
-_POSITION_ROPES = (None, "default", "linear", "llama3", "yarn")
-"""Kinds of rope by which a token's rotation depends on its position alone, not on the prompt's length."""
-
-
-def _refuse(fields: Mapping[str, Any]) -> None:
-    """Raises on everything that would change geometry or values in a way not understood."""
-    family = fields.get("model_type")
-    if family not in _UNDERSTOOD:
-        raise GeometryError(
-            f"model_type is {family!r}, whose layers are not understood yet",
-            limit=", ".join(_UNDERSTOOD),
-            remedy="describe the groups yourself with Geometry(groups=...)",
-        )
-    for name, meaning in _FOREIGN_FIELDS.items():
-        if fields.get(name):
-            raise GeometryError(f"{name} is {fields[name]!r}: {meaning} is not understood yet")
-    if fields.get("is_causal") is False:
-        raise GeometryError(
-            "is_causal is False: a token sees what comes after it, so no prefix can be reused"
-        )
-    kinds = set(fields.get("layer_types") or ()) - {"full_attention"}
-    if kinds:
-        raise GeometryError(
-            f"layer_types has {', '.join(sorted(kinds))}: only full_attention is understood yet"
-        )
-    window = fields.get("sliding_window")
-    switched_off = family in _WINDOW_SWITCH and not fields.get("use_sliding_window", True)
-    if window is not None and not switched_off:
-        raise GeometryError(
-            f"sliding_window is {window}: layers with a window are not understood yet",
-            remedy="set sliding_window to None if no prompt is longer than the window",
-        )
-    for rope in (fields.get("rope_scaling"), fields.get("rope_parameters")):
-        # One record, or one for each kind of layer.
-        nested = [one for one in (rope or {}).values() if isinstance(one, Mapping)]
-        for record in nested or [rope or {}]:
-            kind = record.get("rope_type") or record.get("type")
-            if kind not in _POSITION_ROPES:
-                raise GeometryError(
-                    f"rope_type is {kind!r}: the KV of a token may depend on the length of the "
-                    "whole prompt, so a prefix cannot be reused",
-                    limit=", ".join(map(str, _POSITION_ROPES[1:])),
-                )
-
-
-def _positive(fields: Mapping[str, Any], name: str) -> int:
-    value = fields.get(name)
-    if type(value) is not int or value < 1:
-        raise GeometryError(f"{name} is {value!r}", limit="1 or more")
-    return value
-
-
-def _rope_fact(fields: Mapping[str, Any]) -> str:
-    """Everything that turns positions into rotations, as one text that equal settings share."""
-    names = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
-    return json.dumps({name: fields.get(name) for name in names}, sort_keys=True, default=str)
+        return read_hf_config(config, dtype, latent)

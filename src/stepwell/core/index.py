@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
@@ -24,43 +23,15 @@ from stepwell.core.check import Findings
 from stepwell.core.contents import Contents
 from stepwell.core.evict.policy import Policy
 from stepwell.core.frames import FrameIds, Frames
-from stepwell.core.invariants import check_index
+from stepwell.core.invariants import check_groups, check_index
 from stepwell.core.lease import Books, Lease, Leases
+from stepwell.core.match import Look, Match, Sealed
 from stepwell.core.page import Status
 from stepwell.core.paths import NO_FRAME, Paths
 from stepwell.core.reasons import Reason
+from stepwell.core.walked import WalkedIndex
 
 _NONE: FrameIds = np.empty(0, np.int32)
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """What a lookup found and holds.
-
-    Attributes:
-        lease: keeps the pages until released.
-        frames: of the matched pages, first page first; shape [pages].
-        reason: why the match ends where it ends.
-    """
-
-    lease: Lease
-    frames: FrameIds
-    reason: Reason
-
-
-@dataclass(frozen=True, slots=True)
-class Sealed:
-    """What became of pages that were given to `seal`.
-
-    Attributes:
-        kept: frame of each page that is indexed now; shorter than what was given when a page was
-            refused; shape [pages].
-        spare: the caller's frames of pages that were here already: still FILLING, and the caller's to
-            return once its page table points at `kept`.
-    """
-
-    kept: FrameIds
-    spare: FrameIds
 
 
 class ClosedIndex:
@@ -76,10 +47,17 @@ class ClosedIndex:
         page_tokens: tokens of one page.
         policy: chooses what `evict` takes.
         counters: counts what happens.
+        companions: indexes of other groups whose pages are worth nothing without the page of the same
+            key here, and are forgotten with it.
     """
 
     def __init__(
-        self, frames: Frames, page_tokens: int, policy: Policy, counters: Counters
+        self,
+        frames: Frames,
+        page_tokens: int,
+        policy: Policy,
+        counters: Counters,
+        companions: Sequence[WalkedIndex] = (),
     ) -> None:
         self.page_tokens = page_tokens
         self._frames = frames
@@ -88,6 +66,7 @@ class ClosedIndex:
         self._paths = Paths(frames.count)
         self._contents = Contents(frames.count, page_tokens)
         self._leases = Leases()
+        self._companions = companions
         self._going: list[FrameIds] = []  # left the tree in this call
         self._left: list[FrameIds] = []  # LEAVING, for the next `collect`
 
@@ -140,6 +119,11 @@ class ClosedIndex:
             limit: pages that may be reused.
         """
         self._reap()
+        look = self.look(chain, limit)
+        return Match(self.take(request, look.path), look.path, look.reason)
+
+    def look(self, chain: Chain, limit: int) -> Look:
+        """Finds the longest sealed prefix and proves it; holds nothing, so it is true for this moment only."""
         self._understands(chain)
         limit = min(limit, chain.pages)
         claimed = self._contents.gallop(chain.key, limit)
@@ -159,10 +143,10 @@ class ClosedIndex:
             self._counters.add("key_collisions")
         elif claimed == limit:
             reason = Reason.WHOLE_PREFIX
-        lease = self._take(request, path)
-        return Match(lease, path, reason)
+        return Look(path, reason)
 
-    def _take(self, request: Hashable, path: FrameIds) -> Lease:
+    def take(self, request: Hashable, path: FrameIds) -> Lease:
+        """Holds a path that `look` found, or its beginning, in the same step; replaces an earlier lease."""
         caller = sys._getframe(2)
         place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
         deepest = int(path[-1]) if len(path) else NO_FRAME
@@ -307,9 +291,16 @@ class ClosedIndex:
         self._policy.withdraw(int(frames[0]))
         if parent != NO_FRAME:
             self._policy.inherit(frames, parent)
-        self._contents.forget_all(frames)
+        self._forget(frames)
         self._going.append(frames)
         return parent
+
+    def _forget(self, frames: FrameIds) -> int:
+        """Nobody finds these pages any more, nor what other groups have at their ends."""
+        keys = self._contents.forget_all(frames)
+        for companion in self._companions:
+            companion.forget(keys)
+        return len(keys)
 
     def _mark_going(self) -> None:
         """Marks what left in this call as LEAVING, in one move however many runs it came from."""
@@ -334,13 +325,21 @@ class ClosedIndex:
         while taken < n:
             victim = self._policy.victim()
             assert victim is not None, "pages that may leave are offered"
-            tail = self._paths.tail(victim, n - taken)
-            going = tail[: self._policy.in_a_row(tail)]
-            self._settle(self._leave(going))
-            taken += len(going)
+            taken += self.take_out(victim, n - taken)
         self._mark_going()
-        self._counters.add("pages_evicted", taken)
         return True
+
+    def take_out(self, victim: int, limit: int) -> int:
+        """Evicts the policy's victim, and of its parents up to `limit` in all as the policy would.
+
+        Returns:
+            How many pages; `collect` has their frames.
+        """
+        tail = self._paths.tail(victim, limit)
+        going = tail[: self._policy.in_a_row(tail)]
+        self._settle(self._leave(going))
+        self._counters.add("pages_evicted", len(going))
+        return len(going)
 
     def drop(self, frame: int) -> int:
         """Forgets a page and everything that continues it, in this call.
@@ -365,7 +364,7 @@ class ClosedIndex:
         runs = self._paths.below(frame)
         gone = 0
         for frames in runs:
-            gone += self._contents.forget_all(frames)
+            gone += self._forget(frames)
             for below in frames.tolist():
                 self._policy.withdraw(below)
         for books in self._leases:
@@ -377,9 +376,26 @@ class ClosedIndex:
         self._counters.add("pages_dropped", gone)
         return gone
 
+    def tops(self) -> list[int]:
+        """The frames of all indexed first pages: to drop them is to forget everything."""
+        return [frame for frame in self._paths.tops() if self._contents.has(frame)]
+
+    def pages(self) -> list[int]:
+        """The frames of all pages, found or held; linear."""
+        return [frame for frame in range(self._frames.count) if frame in self._paths]
+
+    def offered(self, frame: int) -> bool:
+        """Whether the frame holds an indexed page that may leave now."""
+        return self._contents.has(frame) and self._paths.loose(frame)
+
+    def has(self, key: bytes) -> bool:
+        """Whether a page with this key can be found."""
+        return self._contents.find(key) is not None
+
     def collect(self) -> FrameIds:
         """The LEAVING frames since the last call, which are the caller's to free; shape [n]."""
         self._reap()
+        self._mark_going()
         left, self._left = self._left, []
         if len(left) == 1:
             return left[0]
@@ -409,7 +425,8 @@ class ClosedIndex:
 
     def check(self, findings: Findings) -> None:
         """Notes every broken invariant of keys, tree, leases, order and statuses."""
-        check_index(findings, self._frames, self._paths, self._contents, self._leases, self._policy)
+        check_index(findings, self._frames, self._paths, self._contents, self._leases)
+        check_groups(findings, self._frames, self, self._companions, self._policy)
         leaving = np.concatenate(self._left) if self._left else _NONE
         findings.expect(
             (self._frames.status[leaving] == Status.LEAVING).all(), "a frame left untold"

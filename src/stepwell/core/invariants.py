@@ -5,6 +5,9 @@ Each of them checks itself; here is what only shows when they are laid beside ea
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from stepwell.core.check import Findings
@@ -15,6 +18,10 @@ from stepwell.core.lease import Leases
 from stepwell.core.page import Status
 from stepwell.core.paths import NO_FRAME, Paths
 
+if TYPE_CHECKING:
+    from stepwell.core.index import ClosedIndex
+    from stepwell.core.walked import WalkedIndex
+
 
 def check_index(
     findings: Findings,
@@ -22,9 +29,8 @@ def check_index(
     paths: Paths,
     contents: Contents,
     leases: Leases,
-    policy: Policy,
 ) -> None:
-    """Notes every broken invariant of a closed index; linear in its frames."""
+    """Notes every broken invariant of a closed index by itself; linear in its frames."""
     paths.check(findings)
     contents.check(findings)
     inside = {frame for frame in range(frames.count) if frame in paths}
@@ -40,9 +46,6 @@ def check_index(
             frame in indexed or not paths.loose(frame),
             f"frame {frame} is neither indexed nor held, but has not left",
         )
-    sealed = set(np.flatnonzero(frames.status == Status.SEALED).tolist())
-    findings.expect(sealed == inside, "sealed frames and the tree disagree")
-    policy.check(findings, lambda frame: frame in indexed and paths.loose(frame))
     covered: set[int] = set()
     for books in leases:
         path = paths.path(books.deepest)
@@ -56,3 +59,29 @@ def check_index(
         len(covered) == paths.guarded,
         f"leases cover {len(covered)} pages, {paths.guarded} are protected",
     )
+
+
+def check_groups(
+    findings: Findings,
+    frames: Frames,
+    closed: ClosedIndex | None,
+    walked: Sequence[WalkedIndex],
+    policy: Policy,
+) -> None:
+    """Notes every broken invariant between the indexes of one set of frames; linear in the frames."""
+    pages = [] if closed is None else closed.pages()
+    records = [one.frames_of(np.array(one.records(), np.int32)).reshape(-1) for one in walked]
+    mine = sorted(np.concatenate([np.array(pages, np.int32), *records]).tolist())
+    sealed = np.flatnonzero(frames.status == Status.SEALED).tolist()
+    findings.expect(mine == sealed, "sealed frames and the indexes disagree")
+    for one in walked:
+        one.check(findings)
+        lonely = [] if closed is None else [key for key in one.found_keys() if not closed.has(key)]
+        findings.expect(not lonely, f"{len(lonely)} records are found whose page is not")
+
+    def offered(frame: int) -> bool:
+        if closed is not None and closed.offered(frame):
+            return True
+        return any(one.offered(frame) for one in walked)
+
+    policy.check(findings, offered)

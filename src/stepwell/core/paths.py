@@ -267,6 +267,10 @@ class Paths:
             todo += [(branch, depth) for branch in lower if self._run(branch).base > depth]
         return found
 
+    def tops(self) -> list[int]:
+        """The frames of all first pages."""
+        return [run.frames[0] for run in self._runs if run is not None and run.parent == NO_FRAME]
+
     def check(self, findings: Findings) -> None:
         """Notes every broken invariant of runs, parents, children and guards."""
         children = np.zeros_like(self.children)

@@ -69,14 +69,15 @@ class Fingerprint:
             view: of the step.
             tokens: the ids that the step computes, for each request.
         """
-        k, v = view.buffers[0].k, view.buffers[0].v
+        plane = view.planes[0]
+        k, v = plane.buffers.k, plane.buffers.v
         following: list[int] = []
         for number, computed in enumerate(tokens):
             start, first = int(view.starts[number]), int(view.query_starts[number])
-            row = view.table[view.rows[number]]
+            row = plane.table[view.rows[number]]
             above = int(k[0, row[start - 1], 0, 0]) if start else _mix(_SEED, self.weights)
             for offset, token in enumerate(computed):
-                slot = int(view.write_slots[first + offset])
+                slot = int(plane.write_slots[first + offset])
                 above = _mix(above, int(token))
                 for layer in range(LAYERS):
                     k[layer, slot, 0, 0] = above if layer == 0 else _mix(above, layer, -2)
@@ -89,8 +90,9 @@ class Fingerprint:
     @staticmethod
     def read(view: KVView, number: int) -> npt.NDArray[np.int64]:
         """The KV of a request as the pool's table finds it; shape [layers, K and V, tokens]."""
-        slots = view.table[view.rows[number]][: int(view.lengths[number])]
-        pair = view.buffers[0]
+        plane = view.planes[0]
+        slots = plane.table[view.rows[number]][: int(view.lengths[number])]
+        pair = plane.buffers
         kv: npt.NDArray[np.int64] = np.stack(
             (pair.k[:, slots, 0, 0], pair.v[:, slots, 0, 0]), axis=1
         )

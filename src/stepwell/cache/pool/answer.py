@@ -17,6 +17,8 @@ class Flags(Flag):
     What it computes becomes reusable up to the first page that is there already."""
     NO_WRITE = auto()
     """Seal nothing: no other request can reuse what this one computes."""
+    NEEDS_LOGITS = auto()
+    """Reuse nothing, since the logits of every token of the prompt are wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +28,13 @@ class Ready:
     Attributes:
         cached: tokens at the start of the prompt that need no computing.
         reason: why not more of them.
+        checkpoints: positions in the prompt, ascending, at which to end a step: the state there is kept if
+            the request commits up to it exactly. Empty without state groups.
     """
 
     cached: int
     reason: Reason
+    checkpoints: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

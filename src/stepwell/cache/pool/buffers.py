@@ -1,7 +1,8 @@
 """K and V of all frames, on whatever device the engine computes.
 
-Owns: the memory. Must not know: who may write where. torch is imported for a torch device
-only: `"numpy"` gives arrays, `"none"` gives nothing, for engines that own their buffers.
+Owns: the memory, and what a frame's bytes are to each group. Must not know: who may write where. torch is
+imported for a torch device only: `"numpy"` gives arrays, `"none"` gives nothing, for engines that own
+their buffers.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from stepwell.base.errors import InputError
+from stepwell.cache.pool.limits import Cut, Limits
 from stepwell.core.frames import FrameIds
-from stepwell.core.geometry import Geometry, Group
+from stepwell.core.geometry import Group
 
 NUMPY = "numpy"
 NONE = "none"
@@ -21,46 +23,141 @@ NONE = "none"
 
 @dataclass(frozen=True, slots=True)
 class KVBuffers:
-    """K and V of one group.
+    """K and V of those layers of a group that lie in the same frames.
 
     Attributes:
         group: whose layers they are.
-        k: shape [layers, slots, kv_heads, head_size_k].
-        v: shape [layers, slots, kv_heads, head_size_v].
+        layers: their numbers in the model; the first axis of `k` and `v`.
+        k: shape [layers, slots, kv_heads, head_size_k]; None on `"none"`.
+        v: shape [layers, slots, kv_heads, head_size_v]; None on `"none"`.
     """
 
     group: Group
+    layers: tuple[int, ...]
     k: Any
     v: Any
 
 
-def make(geometry: Geometry, slots: int, device: str) -> tuple[KVBuffers, ...]:
-    """Buffers for every group, zeroed.
+@dataclass(frozen=True, slots=True)
+class StateBuffers:
+    """The same memory as bytes of states.
+
+    Attributes:
+        cut: the state group, and frames of one state.
+        k: shape [layers of a frame, frames, bytes], uint8; None on `"none"`.
+        v: shape [layers of a frame, frames, bytes], uint8; None on `"none"`.
+    """
+
+    cut: Cut
+    k: Any
+    v: Any
+
+    def read(self, frames: Any, fresh: Any) -> Any:
+        """States as bytes.
+
+        Args:
+            frames: of each state; shape [n, frames of a state], of the buffers' library.
+            fresh: which states begin with zeros instead; shape [n], bool.
+
+        Returns:
+            A copy; shape [n, bytes of these frames].
+        """
+        ids = frames.reshape(-1)
+        layers, _, k_bytes = self.k.shape
+        v_bytes = self.v.shape[2]
+        shape = (len(ids), layers * (k_bytes + v_bytes))
+        out = np.empty(shape, np.uint8) if _is_numpy(self.k) else self.k.new_empty(shape)
+        out[:, : layers * k_bytes] = self.k[:, ids].swapaxes(0, 1).reshape(len(ids), -1)
+        out[:, layers * k_bytes :] = self.v[:, ids].swapaxes(0, 1).reshape(len(ids), -1)
+        out = out.reshape(len(frames), -1)
+        out[fresh] = 0
+        return out
+
+    def write(self, frames: Any, states: Any) -> None:
+        """Writes what `read` gave, changed; shapes as there."""
+        ids = frames.reshape(-1)
+        layers, _, k_bytes = self.k.shape
+        v_bytes = self.v.shape[2]
+        rows = states.reshape(len(ids), -1)
+        k, v = rows[:, : layers * k_bytes], rows[:, layers * k_bytes :]
+        self.k[:, ids] = k.reshape(len(ids), layers, k_bytes).swapaxes(0, 1)
+        self.v[:, ids] = v.reshape(len(ids), layers, v_bytes).swapaxes(0, 1)
+
+
+class Memory:
+    """All K and V of a pool: two arrays, of which every group sees its own part.
 
     Args:
-        geometry: the groups.
-        slots: places for one token each.
+        limits: sizes.
         device: `"numpy"`, `"none"`, or a torch device.
+
+    Attributes:
+        planes: of every group that has pages, the layers that share frames.
+        states: of every state group.
 
     Raises:
         InputError: a dtype that the device's library does not have, or no torch.
     """
-    if device == NONE:
-        return ()
 
-    def zeros(group: Group, head_size: int) -> Any:
-        shape = (len(group.layers), slots, group.kv_heads, head_size)
-        if device == NUMPY:
-            return _numpy_zeros(shape, group)
-        return _torch_zeros(shape, group, device)
+    def __init__(self, limits: Limits, device: str) -> None:
+        self._page_tokens = limits.page_tokens
+        self._both: tuple[Any, ...] = ()
+        cuts = (*(() if limits.full is None else (limits.full,)), *limits.windows)
+        if device == NONE:
+            self.planes = tuple(_planes(cut, limits.frame_layers, None, None) for cut in cuts)
+            self.states = tuple(StateBuffers(cut, None, None) for cut in limits.states)
+            return
+        group, slots = cuts[0].group, limits.frames * limits.page_tokens
+        zeros = _numpy_zeros if device == NUMPY else _torch_zeros
+        k = zeros((limits.frame_layers, slots, limits.row_k), group, device)
+        v = zeros((limits.frame_layers, slots, limits.row_v), group, device)
+        self._both = (k, v)
+        self.planes = tuple(_planes(cut, limits.frame_layers, k, v) for cut in cuts)
+        self._dtype = group.dtype
+        self.states = tuple(
+            StateBuffers(cut, _as_bytes(k, limits), _as_bytes(v, limits)) for cut in limits.states
+        )
 
-    return tuple(
-        KVBuffers(group, zeros(group, group.head_size_k), zeros(group, group.head_size_v))
-        for group in geometry.groups
-    )
+    def poison(self, frames: FrameIds) -> None:
+        """Fills frames with NaN (the smallest integer where there is no NaN), so that a stale read shows."""
+        for buffer in self._both:
+            bad = np.iinfo(self._dtype).min if "int" in self._dtype else float("nan")
+            for frame in frames.tolist():
+                buffer[:, frame * self._page_tokens : (frame + 1) * self._page_tokens] = bad
 
 
-def _numpy_zeros(shape: tuple[int, ...], group: Group) -> Any:
+def _planes(cut: Cut, frame_layers: int, k: Any, v: Any) -> tuple[KVBuffers, ...]:
+    group = cut.group
+    planes: list[KVBuffers] = []
+    for begin in range(0, len(group.layers), frame_layers):
+        layers = group.layers[begin : begin + frame_layers]
+        parts: list[Any] = []
+        for buffer, head_size in ((k, group.head_size_k), (v, group.head_size_v)):
+            if buffer is None:
+                parts.append(None)
+                continue
+            part = buffer[: len(layers), :, : group.kv_heads * head_size]
+            parts.append(part.reshape(*part.shape[:2], group.kv_heads, head_size))
+        planes.append(KVBuffers(group, layers, parts[0], parts[1]))
+    return tuple(planes)
+
+
+def _is_numpy(buffer: Any) -> bool:
+    return isinstance(buffer, np.ndarray)
+
+
+def _as_bytes(buffer: Any, limits: Limits) -> Any:
+    shape = (limits.frame_layers, limits.frames, -1)
+    if not buffer.shape[2]:
+        shape = (limits.frame_layers, limits.frames, 0)
+    if _is_numpy(buffer):
+        return buffer.reshape(shape).view(np.uint8)
+    import torch
+
+    return buffer.view(shape).view(torch.uint8)
+
+
+def _numpy_zeros(shape: tuple[int, ...], group: Group, _device: str) -> Any:
     try:
         dtype = np.dtype(group.dtype)
     except TypeError as error:
@@ -94,13 +191,3 @@ def _torch_zeros(shape: tuple[int, ...], group: Group, device: str) -> Any:
             f"a buffer of shape {shape} cannot be had on device {device!r}: {error}",
             remedy="name a torch device that is there, or lower pool.capacity_bytes",
         ) from error
-
-
-def poison(buffers: tuple[KVBuffers, ...], frames: FrameIds, page_tokens: int) -> None:
-    """Fills frames with NaN (the smallest integer where there is no NaN), so that a stale read shows."""
-    for pair in buffers:
-        bad = np.iinfo(pair.group.dtype).min if "int" in pair.group.dtype else float("nan")
-        for frame in frames.tolist():
-            slots = slice(frame * page_tokens, (frame + 1) * page_tokens)
-            pair.k[:, slots] = bad
-            pair.v[:, slots] = bad

@@ -1,4 +1,10 @@
-"""What fits into a pool: pages out of bytes, and the requests that no emptiness would help.
+"""What fits into a pool: frames out of bytes, groups into frames, and the requests that never fit.
+
+All groups share one set of frames, so pages and states share one budget. A frame holds one page of the full
+group (of the first window group where there is none). A page of another group takes as many frames as it
+has times as many layers, and a state as many as its bytes need.
+
+Source: groups that share frames by being cut into equal numbers of layers are vLLM's hybrid KV cache (2025).
 
 Neighbours: `pool` is made to these sizes and asks before it takes anything.
 """
@@ -10,11 +16,26 @@ from dataclasses import dataclass
 from stepwell.base.errors import InputError
 from stepwell.base.settings import PoolSettings
 from stepwell.cache.pool.answer import NeverFits
-from stepwell.core.geometry import Geometry, Rule
+from stepwell.core.geometry import ITEM_BYTES, Geometry, Group, Rule
 from stepwell.core.key import MAX_PAGE_TOKENS
 
 _MAX_SLOTS = 2**31 - 1
-"""Slots are int32 in the request table."""
+"""Slots are int32 in the request tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How one group is cut into frames.
+
+    Attributes:
+        group: the group.
+        frames: of one of its pages, or of one state.
+        reach: pages before a boundary that are needed to go on there; for a state 1, itself.
+    """
+
+    group: Group
+    frames: int
+    reach: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,51 +44,118 @@ class Limits:
 
     Attributes:
         page_tokens: tokens of one page.
-        frames: pages in all.
+        frames: in all.
         positions: tokens of one request.
-        remainder_bytes: of the capacity, what makes no whole page.
+        remainder_bytes: of the capacity, what makes no whole frame.
+        frame_bytes: of one frame.
+        frame_layers: layers whose K and V of a page one frame holds.
+        row_k: elements of K of one token in one layer, the widest group's.
+        row_v: elements of V, likewise.
+        full: the full group, if there is one.
+        windows: the window groups.
+        states: the state groups.
+        ahead_tokens: how far before a request its window groups have room.
+        contiguous: every request has all its frames from the start, and shares none.
     """
 
     page_tokens: int
     frames: int
     positions: int
     remainder_bytes: int
+    frame_bytes: int
+    frame_layers: int
+    row_k: int
+    row_v: int
+    full: Cut | None
+    windows: tuple[Cut, ...]
+    states: tuple[Cut, ...]
+    ahead_tokens: int
+    contiguous: bool
 
     @classmethod
     def of(cls, geometry: Geometry, settings: PoolSettings) -> Limits:
-        """Cuts a capacity into pages.
+        """Cuts a capacity into frames.
 
         Raises:
-            InputError: a size out of range, a group that is not full, a capacity below one page.
+            InputError: a size out of range, groups that cannot share frames, a capacity below one frame.
         """
-        other = [group.name for group in geometry.groups if group.rule is not Rule.FULL]
-        if other:
-            raise InputError(f"groups {other} are not full", limit="full groups only, so far")
-        for name in ("page_tokens", "capacity_bytes", "requests", "positions"):
+        for name in ("page_tokens", "capacity_bytes", "requests", "positions", "ahead_tokens"):
             value = getattr(settings, name)
             if type(value) is not int or value < 1:
                 raise InputError(f"{name} is {value!r}", limit="a whole number of 1 or more")
-        if settings.page_tokens > MAX_PAGE_TOKENS:
-            raise InputError(f"page_tokens is {settings.page_tokens}", limit=f"{MAX_PAGE_TOKENS}")
-        page_bytes = geometry.page_bytes(settings.page_tokens)
-        frames, remainder_bytes = divmod(settings.capacity_bytes, page_bytes)
+        size = settings.page_tokens
+        if size > MAX_PAGE_TOKENS:
+            raise InputError(f"page_tokens is {size}", limit=f"{MAX_PAGE_TOKENS}")
+        grid = settings.state_tokens
+        if type(grid) is not int or grid < 0 or grid % size:
+            raise InputError(
+                f"state_tokens is {grid!r}", limit=f"a multiple of page_tokens, {size}; or 0"
+            )
+        main = _main_group(geometry)
+        paged = [group for group in geometry.groups if group.rule is not Rule.STATE]
+        row_k = max(group.kv_heads * group.head_size_k for group in paged)
+        row_v = max(group.kv_heads * group.head_size_v for group in paged)
+        layers = len(main.layers)
+        frame_bytes = size * layers * (row_k + row_v) * ITEM_BYTES[main.dtype]
+        frames, remainder_bytes = divmod(settings.capacity_bytes, frame_bytes)
         if frames == 0:
             raise InputError(
                 f"capacity is {settings.capacity_bytes} bytes",
-                limit=f"at least one page of {settings.page_tokens} tokens, {page_bytes} bytes",
+                limit=f"at least one page of {size} tokens, {frame_bytes} bytes",
                 remedy="raise pool.capacity_bytes or lower pool.page_tokens",
             )
-        if frames * settings.page_tokens > _MAX_SLOTS:
+        if frames * size > _MAX_SLOTS:
             raise InputError(
-                f"{frames} pages of {settings.page_tokens} tokens were asked for",
+                f"{frames} pages of {size} tokens were asked for",
                 limit=f"{_MAX_SLOTS} slots",
                 remedy="lower pool.capacity_bytes",
             )
-        return cls(settings.page_tokens, frames, settings.positions, remainder_bytes)
+
+        def cuts(rule: Rule) -> tuple[Cut, ...]:
+            return tuple(
+                _cut(group, size, layers, frame_bytes)
+                for group in geometry.groups
+                if group.rule is rule
+            )
+
+        return cls(
+            page_tokens=size,
+            frames=frames,
+            positions=settings.positions,
+            remainder_bytes=remainder_bytes,
+            frame_bytes=frame_bytes,
+            frame_layers=layers,
+            row_k=row_k,
+            row_v=row_v,
+            full=next(iter(cuts(Rule.FULL)), None),
+            windows=cuts(Rule.WINDOW),
+            states=cuts(Rule.STATE),
+            ahead_tokens=settings.ahead_tokens,
+            contiguous=settings.contiguous,
+        )
 
     def pages(self, tokens: int) -> int:
         """Pages that so many tokens need."""
         return -(-tokens // self.page_tokens)
+
+    def span_frames(self) -> int:
+        """Frames of one request of a contiguous pool."""
+        pages = self.pages(self.positions)
+        each = sum(cut.frames for cut in (self.full, *self.windows) if cut is not None)
+        return pages * each + sum(cut.frames for cut in self.states)
+
+    def request_frames(self, tokens: int) -> int:
+        """Frames that a request of so many tokens needs at most at one time, if it shares none."""
+        if self.contiguous:
+            return self.span_frames()
+        pages = self.pages(tokens)
+        count = 0 if self.full is None else pages
+        for cut in self.windows:
+            assert cut.group.window is not None, "a window group has a window"
+            count += (
+                min(pages, self.pages(cut.group.window - 1 + self.ahead_tokens) + 1) * cut.frames
+            )
+        return count + sum(cut.frames for cut in self.states)
 
     def refusal(self, tokens: int) -> NeverFits | None:
         """Why an empty pool could not take so many tokens, if it could not."""
@@ -76,9 +164,42 @@ class Limits:
                 f"{tokens} tokens; allowed: {self.positions} positions a request; "
                 "remedy: shorten it, or raise pool.positions as far as the model was made for"
             )
-        if self.pages(tokens) > self.frames:
+        needed = self.request_frames(tokens)
+        if needed > self.frames:
+            what = "pages" if self.full and not (self.windows or self.states) else "frames"
             return NeverFits(
-                f"{tokens} tokens need {self.pages(tokens)} pages; allowed: {self.frames} pages in "
+                f"{tokens} tokens need {needed} {what}; allowed: {self.frames} {what} in "
                 "all; remedy: raise pool.capacity_bytes"
             )
         return None
+
+
+def _main_group(geometry: Geometry) -> Group:
+    """The group whose page is one frame."""
+    full = [group for group in geometry.groups if group.rule is Rule.FULL]
+    windows = [group for group in geometry.groups if group.rule is Rule.WINDOW]
+    if len(full) > 1:
+        raise InputError(
+            f"groups {[group.name for group in full]} are full",
+            limit="one full group",
+            remedy="give layers with the same heads and sizes as one group",
+        )
+    if not full and not windows:
+        raise InputError(
+            "no group has pages: a model of states alone",
+            limit="at least one full or window group",
+        )
+    dtypes = sorted({group.dtype for group in (*full, *windows)})
+    if len(dtypes) > 1:
+        raise InputError(f"the groups have dtypes {dtypes}", limit="one dtype for K and V")
+    return (*full, *windows)[0]
+
+
+def _cut(group: Group, page_tokens: int, layers: int, frame_bytes: int) -> Cut:
+    if group.rule is Rule.STATE:
+        return Cut(group, -(-group.state_bytes // frame_bytes), 1)
+    frames = -(-len(group.layers) // layers)
+    if group.rule is Rule.FULL:
+        return Cut(group, frames, 0)
+    assert group.window is not None, "a window group has a window"
+    return Cut(group, frames, -(-(group.window - 1) // page_tokens))

@@ -1,8 +1,8 @@
-"""`PagePool`: a paged pool of device KV with prefix reuse.
+"""`PagePool`: a pool of device KV and states with prefix reuse.
 
-Owns: open requests, their rows and frames. Must not know: models, schedulers, what a token means.
-Neighbours: `core.index` finds and keeps prefixes, `core.frames` has the statuses, `table` and `buffers`
-hold what the model reads and writes. The device is no tier: tiers begin below it.
+Owns: the lock, and what callers may ask. Must not know: models, schedulers, what a token means. Neighbours:
+`holdings` has what each request has in each group, `buffers` what the model reads and writes. The device is
+no tier: tiers begin below it.
 
 The way of a request:  open ▸ (bind ▸ model writes KV ▸ commit ▸ extend)* ▸ close
 """
@@ -18,22 +18,17 @@ import numpy.typing as npt
 from stepwell.base.errors import InputError, MisuseError
 from stepwell.base.observe import Counters
 from stepwell.base.settings import PoolSettings
-from stepwell.cache.pool import buffers as storage
-from stepwell.cache.pool.answer import Answer, Busy, Flags, Ready
+from stepwell.cache.pool.answer import Answer, Flags
+from stepwell.cache.pool.buffers import Memory
 from stepwell.cache.pool.call import Call
+from stepwell.cache.pool.holdings import Holdings
 from stepwell.cache.pool.limits import Limits
 from stepwell.cache.pool.prompt import Prompt, chain_of
-from stepwell.cache.pool.request import OpenRequest, check
-from stepwell.cache.pool.table import RequestTable
+from stepwell.cache.pool.request import OpenRequest
 from stepwell.cache.pool.view import KVView, pack, send
 from stepwell.core.chain import Chain, as_tokens
-from stepwell.core.check import Findings
-from stepwell.core.evict.lru import Lru
-from stepwell.core.frames import FrameIds, Frames
 from stepwell.core.geometry import Geometry
-from stepwell.core.index import ClosedIndex
 from stepwell.core.key import Namespace
-from stepwell.core.page import Status
 from stepwell.core.reasons import Reason
 
 
@@ -43,8 +38,11 @@ class PagePool:
     A page enters when a request commits its last token (sealed, with its tokens, below its parent) and
     leaves, tail of its prefix first, when another request needs the frame: at that moment, never by a
     timer. Requests that `open` at the same time may compute the same page; the first to commit it
-    keeps its frame, the row of the other is pointed there. A prompt is reused up to its last full page
-    that leaves `replay_tokens` to compute. Nothing is remembered of a request but what its tokens prove.
+    keeps its frame, the row of the other is pointed there. A prompt is reused up to the deepest boundary
+    that leaves `replay_tokens` to compute and from which every group can go on: the full group needs all
+    pages, a window group those that the next token sees, a state group a state taken there. Pages behind
+    a window are returned as the request goes on. Pages and states of all groups share the frames.
+    Nothing is remembered of a request but what its tokens prove.
 
     Threads: one lock around every public method, held for the books and for hashing pages that are being
     sealed; prompts are hashed before it is taken, and views go to a device after it. The model reads and writes the buffers outside of it, in
@@ -54,8 +52,8 @@ class PagePool:
     (no memory, Ctrl-C) its books are checked, and a pool that is not sound refuses every further call.
 
     Args:
-        geometry: of the model; full groups only so far.
-        settings: sizes; `capacity_bytes` is cut into whole pages, the rest is `limits.remainder_bytes`.
+        geometry: of the model; at most one full group.
+        settings: sizes; `capacity_bytes` is cut into whole frames, the rest is `limits.remainder_bytes`.
         device: a torch device, `"numpy"` for arrays, `"none"` for an engine with buffers of its own.
         secret: of the deployment; goes into the key of every prompt that comes as token ids. A `Chain`
             has been made with its own.
@@ -77,16 +75,15 @@ class PagePool:
         self.limits = Limits.of(geometry, settings)
         self.page_tokens = self.limits.page_tokens
         self.frames = self.limits.frames
-        self.buffers = storage.make(geometry, self.frames * self.page_tokens, device)
+        self.epoch = 0
+        memory = Memory(self.limits, device)
+        self.planes = tuple(buffers for planes in memory.planes for buffers in planes)
         self._device = device
         self._secret = secret
         self._debug = settings.debug
         self._counters = Counters()
-        self._frames = Frames(self.frames)
-        self._index = ClosedIndex(self._frames, self.page_tokens, Lru(self.frames), self._counters)
-        self._table = RequestTable(settings.requests, settings.positions, self.page_tokens)
-        self._requests: dict[Hashable, OpenRequest] = {}
-        self._call = Call(self._check)
+        self._held = Holdings(self.limits, settings, memory, self._counters, geometry.replay_tokens)
+        self._call = Call(self._held.check)
 
     def open(
         self,
@@ -115,108 +112,104 @@ class PagePool:
             raise InputError(f"flags are {flags!r}", limit="stepwell.Flags")
         if not len(chain):
             raise InputError("the prompt is empty", limit="at least one token")
-        refusal = chain.namespace.refusal
-        reads = refusal is None and Flags.NO_READ not in flags
+        self._check_epoch(chain)
+        override = self._override(chain, flags)
+        reads = override is None
         limit = max(0, len(chain) - self.geometry.replay_tokens) // self.page_tokens if reads else 0
         # A look without the lock proves nothing, but it hashes the prompt as far as the match will ask.
-        self._index.longest(chain, limit)
+        self._held.prefixes.hash_ahead(chain, limit)
         with self._call:
-            if request in self._requests:
+            if request in self._held.requests:
                 raise MisuseError(
                     f"request {request!r} is open already", remedy="close it, or use another name"
                 )
-            answer = self._open(request, chain, flags, limit)
+            self._check_epoch(chain)
+            answer: Answer | None = self.limits.refusal(len(chain))
+            if answer is None:
+                answer = self._held.open(request, chain, flags, limit, override)
+            else:
+                self._counters.add("opens_refused")
             self._after()
         return answer
 
-    def _open(self, request: Hashable, chain: Chain, flags: Flags, limit: int) -> Answer:
-        tokens = len(chain)
-        refused = self.limits.refusal(tokens)
-        if refused is not None:
-            self._counters.add("opens_refused")
-            return refused
-        if not self._table.free:
-            self._counters.add("opens_busy")
-            return Busy(short_rows=1)
-        match = self._index.match(request, chain, limit)
-        own: FrameIds | None = None
-        row: int | None = None
-        try:
-            pages = self.limits.pages(tokens)
-            own = self._take_frames(pages - match.lease.pages)
-            if own is None:
-                self._counters.add("opens_busy")
-                available = self._frames.free + self._index.evictable
-                return Busy(short_frames=pages - match.lease.pages - available)
-            row = self._table.take()
-            self._table.write(row, 0, match.frames)
-            self._table.write(row, match.lease.pages, own)
-            cached = match.lease.pages * self.page_tokens
-            refusal = chain.namespace.refusal
-            reason = refusal or (Reason.NO_READ if Flags.NO_READ in flags else match.reason)
-            ready = Ready(cached, reason)
-            seals = refusal is None and Flags.NO_WRITE not in flags
-            self._requests[request] = OpenRequest(
-                chain, row, pages, cached, match.lease, flags, seals, ready
+    def _check_epoch(self, chain: Chain) -> None:
+        if chain.namespace.epoch < self.epoch:
+            raise InputError(
+                f"the namespace has epoch {chain.namespace.epoch}",
+                limit=f"{self.epoch} or more, since the weights changed in place",
+                remedy="make it with dataclasses.replace(namespace, epoch=pool.epoch)",
             )
-        finally:
-            # The one way back: a pool that is short, and whatever may raise above.
-            if request not in self._requests:
-                self._index.release(match.lease)
-                if row is not None:
-                    self._table.give_back(row)
-                if own is not None:
-                    self._return(own)
-        self._counters.add("opens_ready")
-        self._counters.add("tokens_reused", cached)
-        self._counters.add("tokens_missed", tokens - cached)
-        return ready
 
-    def _take_frames(self, n: int) -> FrameIds | None:
-        """Takes n FILLING frames, evicting as many pages as that takes; all of them, or none."""
-        missing = n - self._frames.free
-        if missing > 0 and not self._index.evict(missing):
-            return None
-        self._free_what_left()
-        return self._frames.reserve(n)
+    def _override(self, chain: Chain, flags: Flags) -> Reason | None:
+        """Why nothing may be reused whatever is here, or None."""
+        if chain.namespace.refusal is not None:
+            return chain.namespace.refusal
+        if self.limits.contiguous:
+            return Reason.CONTIGUOUS
+        if Flags.NEEDS_LOGITS in flags:
+            return Reason.NEEDS_LOGITS
+        return Reason.NO_READ if Flags.NO_READ in flags else None
 
     def extend(self, request: Hashable, tokens: int) -> Answer:
         """Makes sure that tokens after the prompt, or after those committed beyond it, have room.
 
-        A prompt has its room from `open`. Room comes in whole pages; asking again adds nothing before
-        more is committed.
+        A prompt has its room from `open`, in window groups as far as `ahead_tokens`; commits move that on,
+        and where they found no frames this call does. Room comes in whole pages; asking again adds
+        nothing before more is committed.
 
         Args:
             request: an open request.
-            tokens: how many, 1 or more.
+            tokens: how many, 0 or more; 0 asks for room for the prompt only.
 
         Returns:
             `Ready` as `open` said it (`cached` does not grow), or `Busy` or `NeverFits` with nothing taken.
 
         Raises:
-            InputError: less than one token.
+            InputError: less than no tokens.
             MisuseError: the request is not open.
         """
         with self._call:
             opened = self._of(request)
-            if type(tokens) is not int or tokens < 1:
-                raise InputError(f"room for {tokens!r} tokens was asked for", limit="1 or more")
-            answer = self._extend(opened, len(opened.chain) + tokens)
+            if type(tokens) is not int or tokens < 0:
+                raise InputError(f"room for {tokens!r} tokens was asked for", limit="0 or more")
+            end = len(opened.chain) + tokens
+            answer: Answer = self.limits.refusal(end) or self._held.extend(opened, end)
             self._after()
         return answer
 
-    def _extend(self, opened: OpenRequest, end: int) -> Answer:
-        refused = self.limits.refusal(end)
-        if refused is not None:
-            return refused
-        more = self.limits.pages(end) - opened.pages
-        if more > 0:
-            own = self._take_frames(more)
-            if own is None:
-                return Busy(short_frames=more - self._frames.free - self._index.evictable)
-            self._table.write(opened.row, opened.pages, own)
-            opened.pages += more
-        return opened.answer
+    def room(self, request: Hashable) -> int:
+        """Tokens that the next `bind` may ask for; 0 when `extend` has to come first.
+
+        Raises:
+            MisuseError: the request is not open.
+        """
+        with self._call:
+            opened = self._of(request)
+            return self._held.room(opened) - opened.committed
+
+    def truncate(self, request: Hashable, tokens: int) -> None:
+        """Takes drafted tokens back: returns the frames behind the first `tokens` positions.
+
+        What was never committed was never sealed; this gives its room to others.
+
+        Args:
+            request: an open request.
+            tokens: positions that keep their room; at least those of the prompt and of what is committed.
+
+        Raises:
+            InputError: less than the request's tokens: committed tokens cannot be taken back.
+            MisuseError: the request is not open.
+        """
+        with self._call:
+            opened = self._of(request)
+            if type(tokens) is not int or tokens < len(opened.chain):
+                raise InputError(
+                    f"request {request!r} was cut to {tokens!r} tokens",
+                    limit=f"{len(opened.chain)} or more, its prompt and what is committed",
+                    remedy="commit only the tokens that are accepted",
+                )
+            self._held.truncate(opened, tokens)
+            self._after()
 
     def commit(self, request: Hashable, tokens: Iterable[int] | npt.NDArray[Any]) -> None:
         """Says that the KV of the next tokens is written; pages that are full now are sealed.
@@ -233,60 +226,46 @@ class PagePool:
         added = as_tokens(tokens)
         with self._call:
             opened = self._of(request)
+            self._check_commit(request, opened, added)
             first, last = opened.committed, opened.committed + len(added)
-            room = self._room(opened)
-            if last > room:
-                raise InputError(
-                    f"{len(added)} tokens were committed after {first}",
-                    limit=f"{room - first}: request {request!r} has room for {room}",
-                    remedy="extend the request before the step that writes them",
-                )
-            known = opened.chain.tokens[first:last]
-            if len(known) and not np.array_equal(known, added[: len(known)]):
-                at = int(np.argmax(known != added[: len(known)]))
-                raise InputError(
-                    f"token {first + at} was committed as {added[at]}",
-                    limit=f"{known[at]}, which the prompt of request {request!r} has there",
-                )
-            before, sealed = len(opened.chain), opened.lease.pages
-            opened.chain.append(added[len(known) :])
-            opened.committed = last
+            before, sealed = len(opened.chain), opened.sealed
+            opened.chain.append(added[before - first :])
+            opened.committed, bound, opened.bound = last, opened.bound, None
             done = False
             try:
-                self._seal(opened)
-                self._follow(opened, sealed)
+                self._held.seal(opened, first)
                 done = True
             finally:
-                if not done and opened.lease.pages == sealed:
+                # With walked groups, or once a page can be found, there is only the way forward.
+                if not done and opened.sealed == sealed and not self._held.prefixes.walked:
                     opened.chain.truncate(before)
-                    opened.committed = first
-                elif not done:
-                    # The pages can be found already: there is only the way forward.
-                    self._follow(opened, sealed)
+                    opened.committed, opened.bound = first, bound
             self._after()
 
-    def _seal(self, opened: OpenRequest) -> None:
-        """Seals the pages that are full now."""
-        first, last = opened.lease.pages, opened.committed // self.page_tokens
-        if not opened.seals or not opened.lease.grows or first >= last:
-            return
-        frames = self._table.frames(opened.row, first, last)
-        # A request that reads nothing must not go on with another's copy either.
-        twins = Flags.NO_READ not in opened.flags
-        self._index.seal(opened.lease, opened.chain, frames, twins=twins)
-
-    def _follow(self, opened: OpenRequest, first: int) -> None:
-        """Points the row at the pages of the lease from `first` on; frees copies that were not kept."""
-        mine = self._table.frames(opened.row, first, opened.lease.pages)
-        kept = self._index.path(opened.lease, len(mine))
-        spare = mine[mine != kept]
-        if len(spare):
-            self._table.write(opened.row, first, kept)
-            self._return(spare)
-
-    def _room(self, opened: OpenRequest) -> int:
-        """Tokens that a request has frames and positions for."""
-        return min(opened.pages * self.page_tokens, self.limits.positions)
+    def _check_commit(
+        self, request: Hashable, opened: OpenRequest, added: npt.NDArray[np.uint32]
+    ) -> None:
+        first = opened.committed
+        room = self._held.room(opened)
+        if first + len(added) > room:
+            raise InputError(
+                f"{len(added)} tokens were committed after {first}",
+                limit=f"{room - first}: request {request!r} has room for {room}",
+                remedy="extend the request before the step that writes them",
+            )
+        known = opened.chain.tokens[first : first + len(added)]
+        if len(known) and not np.array_equal(known, added[: len(known)]):
+            at = int(np.argmax(known != added[: len(known)]))
+            raise InputError(
+                f"token {first + at} was committed as {added[at]}",
+                limit=f"{known[at]}, which the prompt of request {request!r} has there",
+            )
+        if opened.states and len(added) != (opened.bound or 0):
+            raise InputError(
+                f"{len(added)} tokens of request {request!r} were committed",
+                limit=f"{opened.bound or 0}, as the step computed: a state cannot be cut",
+                remedy="bind and commit the same count; draft only with models without states",
+            )
 
     def close(self, request: Hashable) -> None:
         """Ends a request at any point of its life; its sealed pages stay until they are evicted.
@@ -295,11 +274,7 @@ class PagePool:
             MisuseError: the request is not open.
         """
         with self._call:
-            opened = self._of(request)
-            del self._requests[request]
-            self._return(self._table.frames(opened.row, opened.lease.pages, opened.pages))
-            self._table.give_back(opened.row)
-            self._index.release(opened.lease)
+            self._held.close(request, self._of(request))
             self._after()
 
     def bind(self, counts: Mapping[Hashable, int]) -> KVView:
@@ -319,9 +294,9 @@ class PagePool:
             )
         with self._call:
             batch: list[tuple[int, int, int]] = []
-            for request, count in counts.items():
-                opened = self._of(request)
-                room = self._room(opened) - opened.committed
+            every = [self._of(request) for request in counts]
+            for opened, (request, count) in zip(every, counts.items(), strict=True):
+                room = self._held.room(opened) - opened.committed
                 if type(count) is not int or not 1 <= count <= room:
                     raise InputError(
                         f"request {request!r} would compute {count!r} tokens",
@@ -329,12 +304,16 @@ class PagePool:
                         remedy="extend the request first",
                     )
                 batch.append((opened.row, opened.committed, count))
-            view = pack(self.buffers, self._table, batch)
+            for opened, count in zip(every, counts.values(), strict=True):
+                opened.bound = count
+            view = pack(batch, self._held.planes, self._held.state_views(every))
         # Outside the lock: a copy to a device may wait for it. The rows were copied inside.
         return send(view, self._device)
 
     def drop(self, prefix: Prompt, namespace: Namespace | None = None) -> int:
         """Forgets every page that begins with these tokens; open requests keep theirs to themselves.
+
+        A model without a full group keeps no tree: there the whole namespace is forgotten.
 
         Args:
             prefix: whole pages of token ids, at least one; or a chain.
@@ -349,18 +328,32 @@ class PagePool:
                 f"the prefix has {len(chain)} tokens",
                 limit=f"whole pages of {self.page_tokens}, at least one",
             )
-        self._index.longest(chain, chain.pages)
+        self._held.prefixes.hash_ahead(chain, chain.pages)
         with self._call:
-            frame = self._index.find(chain)
-            gone = 0 if frame is None else self._index.drop(frame)
+            gone = self._held.prefixes.drop(chain)
             self._after()
         return gone
+
+    def raise_epoch(self) -> int:
+        """Says that weights have changed in place: nothing sealed so far is ever reused again.
+
+        Open requests go on with what they have, and seal nothing more. From now on namespaces need
+        the new epoch.
+
+        Returns:
+            The new epoch.
+        """
+        with self._call:
+            self._held.forget_all()
+            self.epoch += 1
+            self._after()
+            return self.epoch
 
     def stats(self) -> dict[str, int]:
         """Counts of `base.observe.METRICS`, gauges, and the bytes of the capacity that no page uses."""
         with self._call:
-            free, held = self._frames.free, self._index.held
-            cached = self._index.evictable
+            frames, prefixes = self._held.frames, self._held.prefixes
+            free, held, cached = frames.free, prefixes.held, prefixes.evictable
             return self._counters.snapshot() | {
                 "frames_free": free,
                 "frames_filling": self.frames - free - held - cached,
@@ -376,37 +369,20 @@ class PagePool:
             InvariantError: with all that are broken.
         """
         with self._call:
-            self._check()
+            self._held.check()
 
     def _of(self, request: Hashable) -> OpenRequest:
-        opened = self._requests.get(request)
+        opened = self._held.requests.get(request)
         if opened is None:
             raise MisuseError(
                 f"request {request!r} is not open",
-                limit=f"{len(self._requests)} open requests",
+                limit=f"{len(self._held.requests)} open requests",
                 remedy="open it first; a request is closed once",
             )
         return opened
 
-    def _return(self, frames: FrameIds) -> None:
-        if self._debug:
-            storage.poison(self.buffers, frames, self.page_tokens)
-        self._frames.move(frames, Status.FREE)
-
-    def _free_what_left(self) -> None:
-        left = self._index.collect()
-        if len(left):
-            self._return(left)
-
     def _after(self) -> None:
         """What every call ends with."""
-        self._free_what_left()
+        self._held.free_what_left()
         if self._debug:
-            self._check()
-
-    def _check(self) -> None:
-        findings = Findings()
-        self._frames.check(findings)
-        self._index.check(findings)
-        check(findings, self._requests, self._table, self._index, self._frames)
-        findings.raise_if_any()
+            self._held.check()

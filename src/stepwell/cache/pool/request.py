@@ -5,19 +5,27 @@ Neighbours: `pool` opens, extends and closes them under its lock.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from stepwell.cache.pool.answer import Flags, Ready
-from stepwell.cache.pool.table import RequestTable
+from stepwell.cache.pool.states import StateRow
+from stepwell.cache.pool.table import RequestTable, Rows
+from stepwell.cache.pool.windows import WindowGroup, WindowRow
 from stepwell.core.chain import Chain
 from stepwell.core.check import Findings
-from stepwell.core.frames import Frames
-from stepwell.core.index import ClosedIndex
+from stepwell.core.frames import FrameIds, Frames
 from stepwell.core.lease import Lease
 from stepwell.core.page import Status
+from stepwell.core.prefixes import Prefixes
+from stepwell.core.walked import WalkedIndex
+
+Kept = list[tuple[WalkedIndex, FrameIds, npt.NDArray[np.uint32]]]
+"""Records that one kept boundary wants, with the generations of their frames."""
 
 
 @dataclass(slots=True)
@@ -26,59 +34,93 @@ class OpenRequest:
 
     Attributes:
         chain: the prompt and all tokens committed since; the pool's own.
-        row: of the request table.
-        pages: pages of the row that have frames.
+        prompt_tokens: length of the prompt.
+        row: of the request tables.
+        pages: up to which the full group has frames; 0 without one.
         committed: tokens whose KV is written, reused ones included.
-        lease: keeps the sealed pages; the rest of the frames are this request's alone.
+        lease: of the full group, keeps the sealed pages; None without one.
+        windows: what it has of each window group.
+        states: what it has of each state group.
         flags: what it does not want.
         seals: whether full pages become reusable.
+        boundaries: positions in the prompt that are to be kept.
         answer: what `open` said.
+        bound: tokens of the last `bind` that were not committed yet; None when there are none.
+        recent: the last boundaries of the answer that are kept, oldest first.
     """
 
     chain: Chain
+    prompt_tokens: int
     row: int
     pages: int
     committed: int
-    lease: Lease
+    lease: Lease | None
+    windows: tuple[WindowRow, ...]
+    states: tuple[StateRow, ...]
     flags: Flags
     seals: bool
-    answer: Ready
+    boundaries: tuple[int, ...]
+    answer: Ready = field(init=False)
+    bound: int | None = None
+    recent: deque[Kept] = field(default_factory=deque)
+
+    @property
+    def sealed(self) -> int:
+        """Pages of the full group that its lease keeps."""
+        return 0 if self.lease is None else self.lease.pages
 
 
-def check(
-    findings: Findings,
-    requests: Mapping[Hashable, OpenRequest],
-    table: RequestTable,
-    index: ClosedIndex,
-    frames: Frames,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Books:
+    """Everything that `check` lays side by side."""
+
+    requests: Mapping[Hashable, OpenRequest]
+    rows: Rows
+    table: RequestTable | None
+    windows: Sequence[WindowGroup]
+    prefixes: Prefixes
+    frames: Frames
+
+
+def check(findings: Findings, books: Books) -> None:
     """Notes every broken invariant between requests, rows, leases and frames."""
     filling: list[int] = []
-    for name, opened in requests.items():
+    for name, opened in books.requests.items():
         findings.expect(opened.committed <= len(opened.chain), f"{name!r}: committed too much")
-        room = opened.pages * table.page_tokens
-        findings.expect(len(opened.chain) <= room, f"{name!r}: no room for its tokens")
-        findings.expect(
-            opened.lease.pages * table.page_tokens <= opened.committed,
-            f"{name!r}: would write into pages that are sealed",
-        )
-        slots = table.slots[opened.row, : opened.pages * table.page_tokens]
-        straight = bool((np.diff(slots) == 1).all())
-        findings.expect(
-            (table.span(opened.row, len(slots)) is not None) == straight,
-            f"{name!r}: its row is {'' if straight else 'not '}straight, which the table denies",
-        )
-        filling += table.frames(opened.row, opened.lease.pages, opened.pages).tolist()
-        findings.expect(
-            np.array_equal(
-                table.frames(opened.row, 0, opened.lease.pages), index.path(opened.lease)
-            ),
-            f"{name!r}: its row does not follow its lease",
-        )
-    status = np.flatnonzero(frames.status == Status.FILLING).tolist()
+        if books.table is not None and books.prefixes.closed is not None:
+            filling += _check_full(findings, name, opened, books)
+        for group, row in zip(books.windows, opened.windows, strict=True):
+            filling += group.check(findings, row, repr(name)).tolist()
+        for state in opened.states:
+            filling += state.own.tolist()
+    status = np.flatnonzero(books.frames.status == Status.FILLING).tolist()
     findings.expect(sorted(filling) == status, "a FILLING frame has no request, or two")
-    rows = {opened.row for opened in requests.values()}
+    rows = {opened.row for opened in books.requests.values()}
     findings.expect(
-        len(rows) == len(requests) == len(table.slots) - table.free,
+        len(rows) == len(books.requests) == books.rows.count - books.rows.free,
         "rows and open requests disagree",
     )
+
+
+def _check_full(findings: Findings, name: Hashable, opened: OpenRequest, books: Books) -> list[int]:
+    table, closed, lease = books.table, books.prefixes.closed, opened.lease
+    assert table is not None, "a full group"
+    assert closed is not None, "a full group"
+    assert lease is not None, "a full group"
+    size = table.page_tokens
+    findings.expect(len(opened.chain) <= opened.pages * size, f"{name!r}: no room for its tokens")
+    findings.expect(
+        lease.pages * size <= opened.committed, f"{name!r}: would write into pages that are sealed"
+    )
+    slots = table.slots[opened.row, : opened.pages * size]
+    straight = bool((np.diff(slots) == 1).all())
+    findings.expect(
+        (table.span(opened.row, 0, len(slots)) is not None) == straight,
+        f"{name!r}: its row is {'' if straight else 'not '}straight, which the table denies",
+    )
+    findings.expect(
+        np.array_equal(table.frames(opened.row, 0, lease.pages), closed.path(lease)),
+        f"{name!r}: its row does not follow its lease",
+    )
+    own: list[int] = table.frames(opened.row, lease.pages, opened.pages).tolist()
+    return own

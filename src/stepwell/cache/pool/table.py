@@ -1,7 +1,8 @@
-"""The request table: from (row, position) to slot.
+"""Request tables: from (row, position) to slot.
 
-Owns: which row is whose, and every row's slots. Must not know: statuses, keys. A row is its request's
-page table too: page n has frame `slot[n * page_tokens] // page_tokens`, so it is kept once only.
+Owns: every row's slots. Must not know: statuses, keys. A row is its request's page table too: page n has
+frame `slot[n * page_tokens] // page_tokens`, so it is kept once only. All tables of a pool number their rows
+alike; `Rows` says whose a row is.
 """
 
 from __future__ import annotations
@@ -16,8 +17,29 @@ NO_SLOT = -1
 """Stands at positions that no frame backs."""
 
 
+class Rows:
+    """Which rows of the tables are free."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._free = list(range(count - 1, -1, -1))
+
+    @property
+    def free(self) -> int:
+        """Rows that nobody has."""
+        return len(self._free)
+
+    def take(self) -> int:
+        """A free row; the caller has seen that there is one."""
+        return self._free.pop()
+
+    def give_back(self, row: int) -> None:
+        """The row is free again."""
+        self._free.append(row)
+
+
 class RequestTable:
-    """Rows of slots for a fixed number of requests.
+    """Slots of the positions of a fixed number of requests.
 
     Attributes:
         slots: shape [rows, positions], int32; positions are rounded up to whole pages.
@@ -37,47 +59,56 @@ class RequestTable:
                 remedy="lower pool.requests or pool.positions",
             ) from error
         self._within = np.arange(page_tokens, dtype=np.int32)
-        self._pages = [0] * rows  # of each row, how many are written
-        self._straight = [True] * rows  # of each row, whether its frames ascend without a gap
-        self._free = list(range(rows - 1, -1, -1))
+        self._first = [0] * rows  # of each row, the first page that is written
+        self._end = [0] * rows  # one past the last
+        self._straight = [0] * rows  # the page from which on frames ascend without a gap
 
-    @property
-    def free(self) -> int:
-        """Rows that nobody has."""
-        return len(self._free)
+    def clear(self, row: int) -> None:
+        """Nothing is written in the row; what stood in it is no one's."""
+        self._first[row] = self._end[row] = self._straight[row] = 0
 
-    def take(self) -> int:
-        """A free row; the caller has seen that there is one."""
-        return self._free.pop()
-
-    def give_back(self, row: int) -> None:
-        """The row is free again; what stood in it is no one's."""
-        self._pages[row] = 0
-        self._straight[row] = True
-        self._free.append(row)
+    def begin(self, row: int, page: int) -> None:
+        """An empty row is written from this page on; what is before it is never read."""
+        self._first[row] = self._end[row] = self._straight[row] = page
 
     def write(self, row: int, first: int, frames: FrameIds) -> None:
         """Points pages `[first, first + len(frames))` of a row at frames: one vectorised write."""
         size = self.page_tokens
         target = self.slots[row, first * size : (first + len(frames)) * size]
         np.add((frames * size)[:, None], self._within, out=target.reshape(-1, size))
-        if first < self._pages[row]:
+        end = max(self._end[row], first + len(frames))
+        if first < self._end[row]:
             # Written over: what was straight may be no more, and the other way round.
-            self._straight[row], first = True, 0
-            frames = self.frames(row, 0, self._pages[row])
-        if first and len(frames):
-            before = self.slots[row, first * size - 1] + 1
-            self._straight[row] = self._straight[row] and before == frames[0] * size
-        if self._straight[row] and len(frames) > 1:
-            self._straight[row] = bool((np.diff(frames) == 1).all())
-        self._pages[row] = max(self._pages[row], first + len(frames))
+            first = self._first[row]
+            frames = self.frames(row, first, end)
+        self._end[row] = end
+        whole = first == self._first[row]
+        if whole or (len(frames) and self.slots[row, first * size - 1] + 1 != frames[0] * size):
+            self._straight[row] = first
+        if len(frames) > 1:
+            gaps = np.flatnonzero(np.diff(frames) != 1)
+            if len(gaps):
+                self._straight[row] = first + int(gaps[-1]) + 1
 
-    def span(self, row: int, tokens: int) -> tuple[int, int] | None:
-        """The slice of slots `(first, last)` that the first tokens of a row are, if they are one."""
-        if not self._straight[row]:
+    def forget(self, row: int, page: int) -> None:
+        """Pages of a row before this one have no frames any more."""
+        size = self.page_tokens
+        self.slots[row, self._first[row] * size : page * size] = NO_SLOT
+        self._first[row] = page
+        self._straight[row] = max(self._straight[row], page)
+
+    def cut(self, row: int, page: int) -> None:
+        """Pages of a row from this one on have no frames any more."""
+        self.slots[row, page * self.page_tokens : self._end[row] * self.page_tokens] = NO_SLOT
+        self._end[row] = page
+        self._straight[row] = min(self._straight[row], page)
+
+    def span(self, row: int, first: int, last: int) -> tuple[int, int] | None:
+        """The slice of slots that positions `[first, last)` of a row are, if they are one."""
+        if self._straight[row] * self.page_tokens > first:
             return None
-        first = int(self.slots[row, 0])
-        return first, first + tokens
+        slot = int(self.slots[row, first])
+        return slot, slot + last - first
 
     def frames(self, row: int, first: int, last: int) -> FrameIds:
         """Frames of pages `[first, last)` of a row; shape [last - first]; a copy."""

@@ -7,6 +7,7 @@ prompt that a thousand requests share alive after all their tails have left.
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 from collections.abc import Callable
 
 import numpy as np
@@ -17,7 +18,7 @@ from stepwell.core.frames import FrameIds
 
 
 class Lru:
-    """The offered page whose last use is longest ago goes first.
+    """The offered page whose last use is longest ago goes first, after those of which nothing is expected.
 
     Order is a heap with one entry at most per frame. An entry may be older than the frame's last
     use (it was used again while it lay there): it then surfaces early and is put back where it
@@ -36,6 +37,7 @@ class Lru:
         self._offered = bytearray(count)
         self._queued = bytearray(count)
         self._heap: list[int] = []  # last use * count + frame: integers compare faster than pairs
+        self._first: OrderedDict[int, None] = OrderedDict()  # a dict would walk over its gaps
 
     def reset(self, frames: FrameIds) -> None:
         # Being sealed is a use: an entry that an earlier page left in the heap is then never younger.
@@ -46,16 +48,23 @@ class Lru:
         self._tick += 1
         self._last_use[frame] = self._tick
 
-    def offer(self, frame: int) -> None:
+    def offer(self, frame: int, *, first: bool = False) -> None:
         self._offered[frame] = 1
+        if first:
+            self._first[frame] = None
+            return
         if not self._queued[frame]:
             self._queued[frame] = 1
             heapq.heappush(self._heap, self._used[frame] * self._count + frame)
 
     def withdraw(self, frame: int) -> None:
         self._offered[frame] = 0
+        if self._first:
+            self._first.pop(frame, None)
 
     def victim(self) -> int | None:
+        if self._first:
+            return next(iter(self._first))
         heap = self._heap
         while heap:
             entry = heap[0]
@@ -111,6 +120,9 @@ class Lru:
                 f"frame {frame}: LRU has offered={bool(self._offered[frame])}, the index not",
             )
             findings.expect(
-                not self._offered[frame] or self._queued[frame],
+                not self._offered[frame] or self._queued[frame] or frame in self._first,
                 f"frame {frame} is offered but not in the LRU heap",
             )
+        findings.expect(
+            all(self._offered[frame] for frame in self._first), "a frame leaves first, unoffered"
+        )

@@ -29,8 +29,12 @@ class Policy(Protocol):
         """A request used the prefix that ends in this frame."""
         ...
 
-    def offer(self, frame: int) -> None:
-        """This frame may leave from now on."""
+    def offer(self, frame: int, *, first: bool = False) -> None:
+        """This frame may leave from now on.
+
+        With `first` before all that were offered without, in the order of these calls: nothing is
+        expected of it.
+        """
         ...
 
     def withdraw(self, frame: int) -> None:

@@ -1,0 +1,393 @@
+"""What every open request has in every group, and how it gets, seals and returns it.
+
+Owns: rows, tables and reservations. Must not know: locks, what callers may ask. Neighbours: `pool` has
+checked the input and holds the lock; `core.prefixes` finds and keeps; `windows` and `states` know their groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from stepwell.base.observe import Counters
+from stepwell.base.settings import PoolSettings
+from stepwell.cache.pool.answer import Answer, Busy, Flags, Ready
+from stepwell.cache.pool.boundaries import answer_boundary, prompt_boundaries
+from stepwell.cache.pool.buffers import KVBuffers, Memory
+from stepwell.cache.pool.limits import Limits
+from stepwell.cache.pool.request import Books, Kept, OpenRequest, check
+from stepwell.cache.pool.states import StateGroup, StateRow
+from stepwell.cache.pool.table import RequestTable, Rows
+from stepwell.cache.pool.view import StateView
+from stepwell.cache.pool.windows import WindowGroup, WindowRow
+from stepwell.core.chain import Chain
+from stepwell.core.check import Findings
+from stepwell.core.evict.lru import Lru
+from stepwell.core.frames import FrameIds, Frames
+from stepwell.core.page import Status
+from stepwell.core.prefixes import Found, Prefixes
+from stepwell.core.reasons import Reason
+from stepwell.core.walked import WalkedIndex
+
+
+class Holdings:
+    """Open requests with their frames in all groups. Not thread-safe.
+
+    Frames come all or none: what `open` and `extend` need of all groups is one reservation. A request that
+    cannot have them takes nothing.
+
+    Args:
+        limits: sizes.
+        settings: of the pool.
+        memory: K and V of all frames.
+        counters: counts what happens.
+        replay_tokens: tokens of a prompt that are always computed.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        settings: PoolSettings,
+        memory: Memory,
+        counters: Counters,
+        replay_tokens: int,
+    ) -> None:
+        self.limits = limits
+        self.requests: dict[Hashable, OpenRequest] = {}
+        self.frames = Frames(limits.frames)
+        self._memory = memory
+        self._counters = counters
+        self._debug = settings.debug
+        size = limits.page_tokens
+        self._grid = settings.state_tokens or size
+        self._keep = (settings.boundaries, replay_tokens)
+        self._minimum = limits.pages(settings.minimum_hit_tokens)
+        walked = (*limits.windows, *limits.states)
+        sizes = [(cut.frames, cut.reach) for cut in walked]
+        self.prefixes = Prefixes(
+            self.frames, size, (limits.full is not None, sizes), Lru(limits.frames), counters
+        )
+        requests = settings.requests
+        if limits.contiguous:
+            requests = min(requests, limits.frames // limits.span_frames())
+
+        def table() -> RequestTable:
+            return RequestTable(requests, limits.positions, size)
+
+        self.table = None if limits.full is None else table()
+        self.rows = Rows(requests)
+        indexes = iter(self.prefixes.walked)
+        self.windows = tuple(
+            WindowGroup(cut, limits, next(indexes), tuple(table() for _ in range(cut.frames)))
+            for cut in limits.windows
+        )
+        self.states = tuple(
+            StateGroup(cut, next(indexes), buffers)
+            for cut, buffers in zip(limits.states, memory.states, strict=True)
+        )
+        tables = [() if self.table is None else (self.table,)]
+        tables += [group.tables for group in self.windows]
+        self.planes: tuple[tuple[KVBuffers, RequestTable], ...] = tuple(
+            pair
+            for planes, its in zip(memory.planes, tables, strict=True)
+            for pair in zip(planes, its, strict=True)
+        )
+
+    def open(
+        self, request: Hashable, chain: Chain, flags: Flags, limit: int, override: Reason | None
+    ) -> Answer:
+        """As `PagePool.open`, of a prompt that could fit.
+
+        Args:
+            request: who asks.
+            chain: the prompt, the pool's own from now on.
+            flags: what it does not want.
+            limit: pages that it may reuse.
+            override: the reason to give instead of the lookup's.
+        """
+        if not self.rows.free:
+            self._counters.add("opens_busy")
+            return Busy(short_rows=1)
+        found = self.prefixes.match(request, chain, limit, self._minimum)
+        parts = self._parts(found, self.limits.positions if self.limits.contiguous else len(chain))
+        own: FrameIds | None = None
+        row: int | None = None
+        try:
+            own = self.take(sum(parts))
+            if own is None:
+                self._counters.add("opens_busy")
+                return self._busy(sum(parts))
+            row = self.rows.take()
+            pieces = np.split(own, np.cumsum(parts)[:-1])
+            opened = self._lay_out(row, chain, flags, found, pieces)
+            cached = opened.committed
+            opened.answer = Ready(
+                cached, override or found.reason, opened.boundaries if self.states else ()
+            )
+            self.requests[request] = opened
+        finally:
+            # The one way back: a pool that is short, and whatever may raise above.
+            if request not in self.requests:
+                self.prefixes.let_go(found)
+                if row is not None:
+                    self.rows.give_back(row)
+                if own is not None:
+                    self.give_back(own)
+        self._counters.add("opens_ready")
+        self._counters.add("tokens_reused", cached)
+        self._counters.add("tokens_missed", len(chain) - cached)
+        return opened.answer
+
+    def _parts(self, found: Found, end: int) -> list[int]:
+        """Frames that each group needs so that a request goes on from a match to `end` tokens."""
+        parts = [] if self.table is None else [self.limits.pages(end) - found.pages]
+        for group in self.windows:
+            ahead = group.target(found.pages * self.limits.page_tokens, end) - found.pages
+            parts.append(max(0, ahead) * group.cut.frames)
+        return parts + [group.cut.frames for group in self.states]
+
+    def _lay_out(
+        self, row: int, chain: Chain, flags: Flags, found: Found, pieces: Sequence[FrameIds]
+    ) -> OpenRequest:
+        """Points the row of every group at what was found, and at the frames for the rest."""
+        limits, left = self.limits, list(pieces)
+        pages = 0
+        if self.table is not None:
+            own = left.pop(0)
+            pages = found.pages + len(own)
+            self.table.clear(row)
+            self.table.write(row, 0, found.frames)
+            self.table.write(row, found.pages, own)
+        records = list(found.records)
+        windows: list[WindowRow] = []
+        for group in self.windows:
+            window = group.open(row, found.pages, records.pop(0))
+            group.give(window, left.pop(0))
+            windows.append(window)
+        states = [group.open(found.pages, records.pop(0), left.pop(0)) for group in self.states]
+        refuses = chain.namespace.refusal is not None or limits.contiguous
+        seals = not refuses and Flags.NO_WRITE not in flags
+        size = limits.page_tokens
+        boundaries: tuple[int, ...] = ()
+        if seals and self.prefixes.walked:
+            cached, parted = found.pages * size, found.parted * size
+            boundaries = prompt_boundaries(len(chain), cached, parted, self._grid, self._keep)
+        return OpenRequest(
+            chain=chain,
+            prompt_tokens=len(chain),
+            row=row,
+            pages=pages,
+            committed=found.pages * size,
+            lease=found.lease,
+            windows=tuple(windows),
+            states=tuple(states),
+            flags=flags,
+            seals=seals,
+            boundaries=boundaries,
+        )
+
+    def take(self, n: int) -> FrameIds | None:
+        """Takes n FILLING frames, evicting as much as that takes; all of them, or none."""
+        missing = n - self.frames.free
+        if missing > 0 and not self.prefixes.evict(missing):
+            return None
+        self.free_what_left()
+        return self.frames.reserve(n)
+
+    def _busy(self, frames: int) -> Busy:
+        return Busy(short_frames=frames - self.frames.free - self.prefixes.evictable)
+
+    def extend(self, opened: OpenRequest, end: int) -> Answer:
+        """Room up to `end` tokens in the full group, and in window groups as far ahead as they go."""
+        if self.limits.contiguous:
+            return opened.answer
+        parts = [] if self.table is None else [max(0, self.limits.pages(end) - opened.pages)]
+        parts += [
+            group.missing(row, opened.committed, end)
+            for group, row in zip(self.windows, opened.windows, strict=True)
+        ]
+        own = self.take(sum(parts))
+        if own is None:
+            return self._busy(sum(parts))
+        pieces = np.split(own, np.cumsum(parts)[:-1])
+        if self.table is not None:
+            mine = pieces.pop(0)
+            self.table.write(opened.row, opened.pages, mine)
+            opened.pages += len(mine)
+        for group, row, piece in zip(self.windows, opened.windows, pieces, strict=True):
+            group.give(row, piece)
+        return opened.answer
+
+    def room(self, opened: OpenRequest) -> int:
+        """Tokens that a request has frames and positions for in every group."""
+        ends = [row.end for row in opened.windows]
+        if self.table is not None:
+            ends.append(opened.pages)
+        return min(min(ends) * self.limits.page_tokens, self.limits.positions)
+
+    def truncate(self, opened: OpenRequest, tokens: int) -> None:
+        """Returns the frames behind the first `tokens` positions."""
+        if self.limits.contiguous:
+            return
+        page = self.limits.pages(tokens)
+        if self.table is not None and page < opened.pages:
+            self.give_back(self.table.frames(opened.row, page, opened.pages))
+            self.table.cut(opened.row, page)
+            opened.pages = page
+        for group, row in zip(self.windows, opened.windows, strict=True):
+            self.give_back(group.cut_back(row, page))
+
+    def seal(self, opened: OpenRequest, before: int) -> None:
+        """Seals what a commit has filled, keeps boundaries, and returns what is behind the windows.
+
+        Args:
+            opened: the request, with its tokens committed.
+            before: tokens that were committed before.
+        """
+        size, chain = self.limits.page_tokens, opened.chain
+        if opened.committed > before:
+            for states, state in zip(self.states, opened.states, strict=True):
+                states.written(state)
+        last = opened.committed // size if opened.seals else 0
+        twins = Flags.NO_READ not in opened.flags
+        if self.prefixes.closed is not None:
+            self._seal_full(opened, last, twins=twins)
+            last = opened.sealed if opened.lease is not None and opened.lease.grows else 0
+        for group, row in zip(self.windows, opened.windows, strict=True):
+            self.give_back(group.seal(row, chain, last, twins=twins))
+        if self.prefixes.walked and last:
+            self._keep_boundaries(opened, before, last)
+        if self.limits.contiguous:
+            return
+        for group, row in zip(self.windows, opened.windows, strict=True):
+            self.give_back(group.pass_by(row, opened.committed))
+        if self.windows and opened.committed < len(chain):
+            # The next part of a prompt; who finds no room now asks with `extend`, and may be told to wait.
+            self.extend(opened, len(chain))
+
+    def _seal_full(self, opened: OpenRequest, last: int, *, twins: bool) -> None:
+        closed, lease, table = self.prefixes.closed, opened.lease, self.table
+        assert closed is not None, "a full group"
+        assert lease is not None, "a full group"
+        assert table is not None, "a full group"
+        first = lease.pages
+        if not lease.grows or first >= last:
+            return
+        try:
+            frames = table.frames(opened.row, first, last)
+            closed.seal(lease, opened.chain, frames, twins=twins)
+        finally:
+            # Also when that was torn: pages that can be found already must be those of the row.
+            mine = table.frames(opened.row, first, lease.pages)
+            kept = closed.path(lease, len(mine))
+            spare = mine[mine != kept]
+            if len(spare):
+                table.write(opened.row, first, kept)
+                self.give_back(spare)
+
+    def _keep_boundaries(self, opened: OpenRequest, before: int, last: int) -> None:
+        """Keeps the boundaries of the prompt that were passed, and the last few of the answer."""
+        size = self.limits.page_tokens
+        for position in opened.boundaries:
+            if before < position <= min(opened.committed, last * size):
+                self._keep_one(opened, position)
+        position = answer_boundary(max(before, opened.prompt_tokens), last * size, self._grid)
+        if position is None:
+            return
+        kept = self._keep_one(opened, position)
+        if kept:
+            opened.recent.append(kept)
+        if len(opened.recent) > self._keep[0]:
+            for index, records, generations in opened.recent.popleft():
+                index.unwant(records, generations)
+
+    def _keep_one(self, opened: OpenRequest, position: int) -> Kept:
+        """Keeps a boundary in the window groups, and in the state groups if the request is just there."""
+        page = position // self.limits.page_tokens
+        kept: Kept = []
+        for window, row in zip(self.windows, opened.windows, strict=True):
+            records = window.before(row, page)
+            if records is None:
+                # Without its window a state would be of no use.
+                return kept
+            kept.append(self._want(window.index, records))
+        if opened.committed == position:
+            for group, state in zip(self.states, opened.states, strict=True):
+                if self._keep_state(group, state, opened.chain, page):
+                    kept.append(self._want(group.index, state.held))
+        return kept
+
+    def _want(
+        self, index: WalkedIndex, records: FrameIds
+    ) -> tuple[WalkedIndex, FrameIds, npt.NDArray[np.uint32]]:
+        index.want(records)
+        return index, records, self.frames.generation[records]
+
+    def _keep_state(self, group: StateGroup, state: StateRow, chain: Chain, page: int) -> bool:
+        if group.index.has(chain.key(page - 1)):
+            return False
+        spare = self.take(group.cut.frames)
+        if spare is None:
+            self._counters.add("states_skipped")
+            return False
+        # Making room may have taken the page whose key the state would be found by: then it is not.
+        if not group.seal(state, chain, page, spare):
+            self.give_back(spare)
+            return False
+        return True
+
+    def close(self, request: Hashable, opened: OpenRequest) -> None:
+        """Ends a request; what it sealed stays until it is evicted."""
+        del self.requests[request]
+        if self.table is not None and opened.lease is not None:
+            self.give_back(self.table.frames(opened.row, opened.lease.pages, opened.pages))
+        for group, row in zip(self.windows, opened.windows, strict=True):
+            self.give_back(group.close(row))
+        for states, state in zip(self.states, opened.states, strict=True):
+            self.give_back(states.close(state))
+        self.rows.give_back(opened.row)
+        if self.prefixes.closed is not None and opened.lease is not None:
+            self.prefixes.closed.release(opened.lease)
+
+    def state_views(self, opened: Sequence[OpenRequest]) -> tuple[StateView, ...]:
+        """Where a step of these requests reads and writes states."""
+        return tuple(
+            group.view([one.states[number] for one in opened])
+            for number, group in enumerate(self.states)
+        )
+
+    def forget_all(self) -> int:
+        """Nobody finds what is sealed any more, and open requests seal nothing more."""
+        gone = self.prefixes.drop_all()
+        for opened in self.requests.values():
+            opened.seals = False
+        return gone
+
+    def give_back(self, frames: FrameIds) -> None:
+        """Frees frames that are FILLING or LEAVING."""
+        if self._debug:
+            self._memory.poison(frames)
+        self.frames.move(frames, Status.FREE)
+
+    def free_what_left(self) -> None:
+        """Frees what left the indexes since the last time."""
+        left = self.prefixes.collect()
+        if len(left):
+            self.give_back(left)
+
+    def check(self) -> None:
+        """Verifies every invariant; linear in the pool.
+
+        Raises:
+            InvariantError: with all that are broken.
+        """
+        findings = Findings()
+        self.frames.check(findings)
+        self.prefixes.check(findings)
+        books = Books(
+            self.requests, self.rows, self.table, self.windows, self.prefixes, self.frames
+        )
+        check(findings, books)
+        findings.raise_if_any()

@@ -1,0 +1,202 @@
+"""The indexes of all groups of one model, over one set of frames: what of a prompt can be reused.
+
+Owns: which index has which frame, and the one order in which they leave. Must not know: request tables,
+tensors. Neighbours: `index` for the full group, `walked` for window groups and states.
+
+A boundary is restorable when every group can go on from it. The full group, if there is one, says how far
+the pages go, and everything else lives only as long as the page of its key; the other groups step back
+from there, each in turn, until all agree. Pages and states share the frames, and one policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepwell.base.observe import Counters
+from stepwell.core.chain import Chain
+from stepwell.core.check import Findings
+from stepwell.core.evict.policy import Policy
+from stepwell.core.frames import FrameIds, Frames
+from stepwell.core.index import ClosedIndex
+from stepwell.core.invariants import check_groups
+from stepwell.core.lease import Lease
+from stepwell.core.reasons import Reason
+from stepwell.core.walked import WalkedIndex
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a lookup found and holds.
+
+    Attributes:
+        pages: of the prompt, restorable in every group.
+        lease: of the full group; None without one.
+        frames: of the full group; shape [pages], or [0] without one.
+        records: what each walked group needs before the boundary, held; shape [at most its reach].
+        parted: pages after which the prompt leaves what is known, where that is beyond `pages`; else 0.
+        reason: why not more.
+    """
+
+    pages: int
+    lease: Lease | None
+    frames: FrameIds
+    records: tuple[FrameIds, ...]
+    parted: int
+    reason: Reason
+
+
+class Prefixes:
+    """One lookup, one eviction and one check over the groups of a model. Not thread-safe.
+
+    Args:
+        frames: of all groups.
+        page_tokens: tokens of one page.
+        closed: whether there is a full group.
+        walked: frames of one record and reach of each further group.
+        policy: which page or state leaves next.
+        counters: counts what happens.
+    """
+
+    def __init__(
+        self,
+        frames: Frames,
+        page_tokens: int,
+        groups: tuple[bool, Sequence[tuple[int, int]]],
+        policy: Policy,
+        counters: Counters,
+    ) -> None:
+        has_full, walked = groups
+        self._frames = frames
+        self._policy = policy
+        self.walked = tuple(
+            WalkedIndex(frames, page_tokens, sizes, policy, counters) for sizes in walked
+        )
+        self.closed = (
+            ClosedIndex(frames, page_tokens, policy, counters, self.walked) if has_full else None
+        )
+
+    @property
+    def evictable(self) -> int:
+        """Frames that `evict` could take now."""
+        pages = 0 if self.closed is None else self.closed.evictable
+        return pages + sum(index.evictable for index in self.walked)
+
+    @property
+    def held(self) -> int:
+        """Frames of what requests hold."""
+        pages = 0 if self.closed is None else self.closed.held
+        return pages + sum(index.held for index in self.walked)
+
+    def hash_ahead(self, chain: Chain, limit: int) -> None:
+        """Computes the keys that `match` will ask for; a hint, so no lock is needed."""
+        if self.closed is not None:
+            self.closed.longest(chain, limit)
+        elif limit:
+            chain.key(limit - 1)
+
+    def match(self, request: Hashable, chain: Chain, limit: int, minimum: int = 0) -> Found:
+        """Finds the deepest boundary at which every group can go on, and holds what it needs, in one step.
+
+        Args:
+            request: who asks.
+            chain: the prompt.
+            limit: pages that may be reused.
+            minimum: pages below which a hit is not worth having.
+        """
+        limit = min(limit, chain.pages)
+        if self.closed is None:
+            known, reason = limit, Reason.WHOLE_PREFIX if limit else Reason.BELOW_A_PAGE
+            path: FrameIds = np.empty(0, np.int32)
+        else:
+            look = self.closed.look(chain, limit)
+            path, reason = look.path, look.reason
+            known = len(path)
+        pages = self._agree(chain, known)
+        if pages < known:
+            reason = Reason.NOT_SEALED if self.closed is None else Reason.NO_BOUNDARY
+        if 0 < pages < minimum:
+            pages, reason = 0, Reason.BELOW_MINIMUM
+        parted = known if self.closed is not None and pages < known else 0
+        lease = None if self.closed is None else self.closed.take(request, path[:pages])
+        records = tuple(
+            index.hold(chain, max(0, pages - index.reach), pages) for index in self.walked
+        )
+        return Found(pages, lease, path[:pages], records, parted, reason)
+
+    def _agree(self, chain: Chain, known: int) -> int:
+        """The deepest boundary up to `known` that every walked group has; only ever steps back."""
+        pages = known
+        agreed = False
+        while pages and not agreed:
+            before = pages
+            for index in self.walked:
+                pages = index.boundary(chain, pages)
+            agreed = pages == before
+        return pages
+
+    def let_go(self, found: Found) -> None:
+        """Gives a match back unused."""
+        if found.lease is not None and self.closed is not None:
+            self.closed.release(found.lease)
+        for index, records in zip(self.walked, found.records, strict=True):
+            index.release(records)
+
+    def evict(self, n: int) -> bool:
+        """Takes at least n frames back, in the order of the policy: as many as it takes, or none.
+
+        Returns:
+            Whether it did; False when fewer than n may leave. `collect` has the frames.
+        """
+        if not self.walked:
+            assert self.closed is not None, "at least one group"
+            return self.closed.evict(n)
+        if n > self.evictable:
+            return False
+        taken = 0
+        while taken < n:
+            victim = self._policy.victim()
+            assert victim is not None, "what may leave is offered"
+            for index in self.walked:
+                if index.offered(victim):
+                    taken += index.take_out(victim)
+                    break
+            else:
+                assert self.closed is not None, "a page of no group"
+                taken += self.closed.take_out(victim, n - taken)
+        return True
+
+    def collect(self) -> FrameIds:
+        """The LEAVING frames since the last call, which are the caller's to free; shape [n]."""
+        pages = np.empty(0, np.int32) if self.closed is None else self.closed.collect()
+        if not self.walked:
+            return pages
+        return np.concatenate([pages, *(index.collect() for index in self.walked)])
+
+    def drop(self, chain: Chain) -> int:
+        """Forgets every page that begins with a chain of full pages, and all that hangs on them.
+
+        Without a full group nobody knows what continues a prefix, so the whole namespace is forgotten.
+
+        Returns:
+            Pages, or records without a full group, that nobody finds any more.
+        """
+        if self.closed is None:
+            return sum(index.forget_root(chain.root) for index in self.walked)
+        frame = self.closed.find(chain)
+        return 0 if frame is None else self.closed.drop(frame)
+
+    def drop_all(self) -> int:
+        """Forgets everything; linear in what is known."""
+        if self.closed is None:
+            return sum(index.forget_root(None) for index in self.walked)
+        return sum(self.closed.drop(frame) for frame in self.closed.tops())
+
+    def check(self, findings: Findings) -> None:
+        """Notes every broken invariant of all indexes and between them."""
+        if self.closed is not None:
+            self.closed.check(findings)
+        else:
+            check_groups(findings, self._frames, None, self.walked, self._policy)

@@ -67,10 +67,14 @@ class EngineSettings:
     Attributes:
         step_tokens: tokens that one step may compute.
         batch_requests: requests that one step may serve.
+        queue_requests: requests that may wait.
+        replay_tokens: tokens at the end of a prompt that are always computed.
     """
 
     step_tokens: int = _spec(2048, "tokens that one step may compute", 1)
     batch_requests: int = _spec(32, "requests that one step may serve", 1)
+    queue_requests: int = _spec(1024, "requests that may wait", 1)
+    replay_tokens: int = _spec(1, "tokens at the end of a prompt that are always computed", 1)
 
 
 @dataclass(frozen=True, slots=True)

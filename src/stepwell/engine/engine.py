@@ -1,32 +1,37 @@
 """Continuous batching of a Hugging Face decoder over `PagePool`.
 
-Owns: the loop of steps. Must not know: HTTP, tokenizers. Neighbours: `schedule` says who computes what,
-`runner` computes it, the pool keeps what was computed.
+Owns: the loop of steps. Must not know: HTTP, tokenizers beyond a function that decodes. Neighbours:
+`schedule` says who computes what, `runner` computes it, `sampling` chooses, the pool keeps what was computed.
 
-The way of a step:  next_batch ▸ bind ▸ run ▸ commit ▸ next token of those that reached their end
+The way of a step:  next_batch ▸ (bind ▸ run)* ▸ choose ▸ save states ▸ commit ▸ next token of those at their end
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, Self
-
-import torch
 
 from stepwell.base.clock import Clock, SystemClock
 from stepwell.base.errors import InputError, MisuseError
-from stepwell.base.settings import PoolSettings, Settings
-from stepwell.cache.pool import Flags, PagePool
-from stepwell.core.chain import as_tokens
+from stepwell.base.settings import Settings
+from stepwell.cache.pool import PagePool
+from stepwell.core.chain import Tokens, as_tokens
 from stepwell.core.geometry import Geometry
 from stepwell.core.key import Namespace
-from stepwell.engine.request import Event, Finish, Record, Request
+from stepwell.engine.answering import Answering
+from stepwell.engine.request import Event, Finish, Progress, QueueBusy, Record, Request, Wishes
 from stepwell.engine.runner import Runner
+from stepwell.engine.sampling import MAX_SEED
 from stepwell.engine.schedule import Schedule
+from stepwell.engine.text import TextStream
+
+Decode = Callable[[list[int]], str]
 
 
 class Engine:
-    """Answers requests with one model, many at a time, greedily; reuses every prefix it has computed.
+    """Answers requests with one model, many at a time; reuses every prefix it has computed.
 
     A request enters with `add`, gets at most one token a step, and leaves with its record: when it
     stops, has its tokens, is cancelled, or can never fit. Steps mix prompts and generation. If the model
@@ -34,14 +39,15 @@ class Engine:
     steps and cancels.
 
     Args:
-        model: a causal language model of transformers with plain attention in every layer; until
+        model: a causal language model of transformers that `Geometry.from_hf_config` understands; until
             `close`, its attention belongs to the engine.
         settings: sizes of pool and steps; positions are cut to what the model was made for.
         namespace: with the model's digest; by default one that no other process shares.
         clock: for the times in the records.
+        decode: token ids to text, for stop texts and the text of answers.
 
     Raises:
-        GeometryError: a kind of layer that is not understood yet.
+        GeometryError: a kind of layer that is not understood.
         InputError: a namespace with pages of another size than the pool's.
         MisuseError: another engine has the model.
     """
@@ -53,15 +59,18 @@ class Engine:
         *,
         namespace: Namespace | None = None,
         clock: Clock | None = None,
+        decode: Decode | None = None,
     ) -> None:
         settings = settings or Settings()
         dtype = str(model.dtype).removeprefix("torch.")
-        self.geometry = Geometry.from_hf_config(model.config, dtype)
+        read = Geometry.from_hf_config(model.config, dtype)
+        self.geometry = replace(read, replay_tokens=settings.engine.replay_tokens)
         self.vocabulary = int(model.config.vocab_size)
         chosen = settings.pool
-        positions = min(chosen.positions, int(model.config.max_position_embeddings))
-        sizes = PoolSettings(
-            chosen.page_tokens, chosen.capacity_bytes, chosen.requests, positions, chosen.debug
+        sizes = replace(
+            chosen,
+            positions=min(chosen.positions, int(model.config.max_position_embeddings)),
+            ahead_tokens=settings.engine.step_tokens,
         )
         if namespace is None:
             namespace = Namespace.private(chosen.page_tokens, facts=self.geometry.facts)
@@ -73,9 +82,12 @@ class Engine:
                 limit=f"{chosen.page_tokens}, as pool.page_tokens",
             )
         self.pool = PagePool(self.geometry, sizes, device=str(model.device))
-        self.runner = Runner(model)
+        self.runner = Runner(model, self.geometry, self.pool.planes)
         self._clock = clock or SystemClock()
+        self._decode = decode
+        self._queue_requests = settings.engine.queue_requests
         self._schedule = Schedule(self.pool, namespace, settings.engine, self._clock)
+        self._answering = Answering(self.pool, self.runner, self._schedule)
         self._alive: dict[str, Request] = {}
         # What happened and nobody has been told yet, by request and not by name: a name may come back.
         self._inbox: list[tuple[Request, Event]] = []
@@ -90,31 +102,103 @@ class Engine:
     def add(
         self,
         prompt: Iterable[int],
+        wishes: Wishes | None = None,
         *,
-        max_tokens: int = 256,
-        stop: Iterable[int] = (),
-        flags: Flags = Flags.NONE,
         name: str | None = None,
-    ) -> str:
+        progress: Callable[[Progress], None] | None = None,
+        **more: Any,
+    ) -> str | QueueBusy:
         """Takes a request; it starts with a later step.
 
         Args:
             prompt: token ids.
-            max_tokens: how many to generate at most, 1 or more.
-            stop: token ids that end the answer.
-            flags: what the request does not want of the pool.
+            wishes: what it asks for.
             name: unique among those alive; made up by default.
+            progress: called after each step that moved its prompt on. What it raises comes out of the call
+                that computed the step; the step counts.
+            **more: fields of `Wishes` that differ from `wishes`.
 
         Returns:
-            Its name.
+            Its name, or `QueueBusy` when as many requests wait as may.
 
         Raises:
-            InputError: an empty prompt, an id that the model does not have, `max_tokens` below 1, flags
-                or a name of another kind.
+            InputError: an empty prompt, an id that the model does not have, a wish out of range, a name of
+                another kind.
             MisuseError: the name is alive already, or the engine is closed.
         """
+        answer = self._add_all(prompt, 1, replace(wishes or Wishes(), **more), (name, progress))
+        return answer if isinstance(answer, QueueBusy) else answer[0]
+
+    def add_samples(
+        self, prompt: Iterable[int], n: int, wishes: Wishes | None = None, **more: Any
+    ) -> tuple[str, ...] | QueueBusy:
+        """Takes n requests for the same prompt, which is computed once.
+
+        Each draws with a seed of its own: that of the wishes, if they have one, and those that follow it.
+
+        Args:
+            prompt: token ids.
+            n: how many answers, 1 or more.
+            wishes: what each asks for.
+            **more: fields of `Wishes` that differ from `wishes`.
+
+        Returns:
+            Their names, or `QueueBusy` with nothing taken.
+
+        Raises:
+            InputError: as `add`, or n below 1.
+            MisuseError: the engine is closed.
+        """
+        if type(n) is not int or n < 1:
+            raise InputError(f"{n!r} samples were asked for", limit="1 or more")
+        return self._add_all(prompt, n, replace(wishes or Wishes(), **more), (None, None))
+
+    def _add_all(
+        self,
+        prompt: Iterable[int],
+        n: int,
+        wishes: Wishes,
+        own: tuple[str | None, Callable[[Progress], None] | None],
+    ) -> tuple[str, ...] | QueueBusy:
         if self._closed:
             raise MisuseError("the engine is closed", remedy="make another one over the model")
+        tokens = self._checked(prompt)
+        name, progress = own
+        if not isinstance(name, str | None):
+            raise InputError(f"name is {name!r}", limit="a text")
+        if name in self._alive:
+            raise MisuseError(f"request {name!r} is alive already", remedy="use another name")
+        waiting = len(self._schedule.waiting)
+        if waiting + n > self._queue_requests:
+            text = (
+                f"{n} more would wait behind {waiting}; allowed: {self._queue_requests}; "
+                "remedy: try again later, or raise engine.queue_requests"
+            )
+            return QueueBusy(waiting, text)
+        texts = [self._text(wishes) for _ in range(n)]
+        first = wishes.sampling.seed
+        seed = secrets.randbits(64) if first is None else first
+        made: list[Request] = []
+        for number in range(n):
+            request = Request(
+                name=name or self._made_up_name(),
+                prompt_tokens=len(tokens),
+                tokens=tokens.tolist(),
+                wishes=wishes,
+                seed=(seed + number) & MAX_SEED,
+                number=self._count,
+                arrived_s=self._clock.now_s(),
+                text=texts[number],
+                leader=made[0] if made else None,
+                progress=progress,
+            )
+            self._count += 1
+            self._alive[request.name] = request
+            self._schedule.enqueue(request)
+            made.append(request)
+        return tuple(request.name for request in made)
+
+    def _checked(self, prompt: Iterable[int]) -> Tokens:
         tokens = as_tokens(prompt)
         if not len(tokens):
             raise InputError("the prompt is empty", limit="at least one token")
@@ -123,30 +207,23 @@ class Engine:
                 f"token {int(tokens.argmax())} is {int(tokens.max())}",
                 limit=f"0 to {self.vocabulary - 1}, the vocabulary of this model",
             )
-        if type(max_tokens) is not int or max_tokens < 1:
-            raise InputError(f"max_tokens is {max_tokens!r}", limit="1 or more")
-        if not isinstance(flags, Flags):
-            raise InputError(f"flags are {flags!r}", limit="stepwell.Flags")
-        if not isinstance(name, str | None):
-            raise InputError(f"name is {name!r}", limit="a text")
-        made_up = name is None
-        while name is None or (made_up and name in self._alive):
-            self._count += 1
-            name = f"request-{self._count}"
-        if name in self._alive:
-            raise MisuseError(f"request {name!r} is alive already", remedy="use another name")
-        request = Request(
-            name,
-            len(tokens),
-            tokens.tolist(),
-            max_tokens,
-            frozenset(as_tokens(stop).tolist()),
-            flags,
-            self._clock.now_s(),
-        )
-        self._alive[name] = request
-        self._schedule.waiting.append(request)
-        return name
+        return tokens
+
+    def _made_up_name(self) -> str:
+        number = self._count + 1
+        while f"request-{number}" in self._alive:
+            number += 1
+        return f"request-{number}"
+
+    def _text(self, wishes: Wishes) -> TextStream | None:
+        if self._decode is not None:
+            return TextStream(self._decode, wishes.stop_texts)
+        if wishes.stop_texts:
+            raise InputError(
+                "stop texts were given to an engine that cannot decode",
+                remedy="make it with Engine(..., decode=tokenizer.decode), or stop at token ids",
+            )
+        return None
 
     def cancel(self, name: str) -> Record:
         """Ends a request between two steps, wherever it is; what it was not told yet is dropped.
@@ -162,12 +239,27 @@ class Engine:
         else:
             self._schedule.waiting.remove(request)
         self._inbox = [(whose, event) for whose, event in self._inbox if whose is not request]
+        request.finish_text()
         return self._end(request, Finish.CANCELLED)
 
     def computed(self, name: str) -> int | None:
         """Tokens of a request whose KV is there, for showing progress; None when it is not alive."""
         request = self._alive.get(name)
         return None if request is None else request.computed
+
+    def raise_epoch(self) -> int:
+        """Says that the model's weights have changed in place: nothing computed so far is reused.
+
+        Requests that are running lose their KV, keep their tokens, and go on under the new weights.
+
+        Returns:
+            The epoch of the namespace from now on.
+        """
+        self._schedule.preempt_all()
+        epoch = self.pool.raise_epoch()
+        before = self._schedule.namespace
+        self._schedule.namespace = replace(before, epoch=max(before.epoch + 1, epoch))
+        return self._schedule.namespace.epoch
 
     def step(self) -> list[Event]:
         """Computes one step.
@@ -185,56 +277,47 @@ class Engine:
         batch = self._schedule.next_batch()
         refused = self._schedule.take_refused()
         for request, why in refused:
-            self._inbox.append((request, Event(request.name, None, self._end(request, why))))
+            text = request.finish_text()
+            self._inbox.append((request, Event(request.name, None, text, self._end(request, why))))
         if not batch:
             return bool(refused)
-        view = self.pool.bind({request.name: count for request, count in batch})
-        tokens: list[int] = []
-        keep: list[int] = []
-        for request, count in batch:
-            tokens += request.tokens[request.computed : request.computed + count]
-            if request.computed + count == len(request.tokens):
-                keep.append(len(tokens) - 1)
-        logits = self.runner.run(view, tokens, keep)
-        chosen = iter(torch.argmax(logits, dim=-1).tolist())
-        for request, count in batch:
-            end = request.computed + count
-            self.pool.commit(request.name, request.tokens[request.computed : end])
-            request.computed = end
-            request.computed_tokens += count
-        for request, _ in batch:
-            if request.computed == len(request.tokens):
-                self._inbox.append((request, self._accept(request, next(chosen))))
+        prompts = [request for request, _ in batch if request.in_prompt]
+        for answer in self._answering.compute(batch):
+            request = answer.request
+            if request.first_token_s is None and answer.choice is not None:
+                request.first_token_s = self._clock.now_s()
+            record = None
+            if answer.finish is not None:
+                self._schedule.leave(request)
+                record = self._end(request, answer.finish)
+            event = Event(request.name, answer.choice, answer.text, record)
+            self._inbox.append((request, event))
+        for request in prompts:
+            if request.progress is not None and not request.ended:
+                done = min(request.computed, request.prompt_tokens)
+                request.progress(Progress(request.name, done, request.prompt_tokens))
         return True
-
-    def _accept(self, request: Request, token: int) -> Event:
-        """The request's next token; perhaps its last."""
-        request.tokens.append(token)
-        if request.first_token_s is None:
-            request.first_token_s = self._clock.now_s()
-        if token in request.stop:
-            finish = Finish.STOP
-        elif len(request.generated) >= request.max_tokens:
-            finish = Finish.LENGTH
-        else:
-            return Event(request.name, token)
-        self._schedule.leave(request)
-        return Event(request.name, token, self._end(request, finish))
 
     def _end(self, request: Request, finish: Finish) -> Record:
         del self._alive[request.name]
+        request.ended = True
         return request.record(finish, self._clock.now_s())
 
-    def stream(self, name: str) -> Iterator[Event]:
+    def stream(self, name: str | QueueBusy) -> Iterator[Event]:
         """Steps until a request has ended, and yields what it gets, token by token.
 
         Other requests go on in the same steps, and their events wait for their own stream or the next
         `step`; streams may be read in turns. Leaving the loop early cancels the request; a request that
         ends otherwise (somebody cancels it, or takes its last event with `step`) ends its stream.
 
+        Args:
+            name: what `add` gave.
+
         Raises:
-            MisuseError: no such request is alive, or nobody can move on.
+            MisuseError: no such request is alive, it was not taken, or nobody can move on.
         """
+        if isinstance(name, QueueBusy):
+            raise MisuseError(f"the request was not taken: {name.text}")
         request = self._alive.get(name)
         if request is None:
             waiting = [whose for whose, _ in self._inbox if whose.name == name]
@@ -282,9 +365,9 @@ class Engine:
                 remedy="close what else was opened in the engine's pool",
             )
 
-    def generate(self, prompt: Iterable[int], **wishes: Any) -> Record:
+    def generate(self, prompt: Iterable[int], wishes: Wishes | None = None, **more: Any) -> Record:
         """Answers one prompt; the wishes are those of `add`."""
-        name = self.add(prompt, **wishes)
+        name = self.add(prompt, wishes, **more)
         return next(event.record for event in self.stream(name) if event.record is not None)
 
     def __enter__(self) -> Self:

@@ -1,26 +1,25 @@
 """Who computes what in the next step.
 
-Owns: the two queues and the order in them. Must not know: models, tensors. Neighbours: `engine` runs what
-comes out, `PagePool` says who has room.
-
-Rules: requests that are generating go first, one token each, so that a long prompt never stops them; where
-a step has fewer tokens than there are of them, those go first that were served longest ago. What is left of
-the step's tokens goes to prompts in order of arrival, cut where the step is full. New requests get in in
-order of arrival while a step has room for them, and nobody overtakes one that waits. When a generating
-request needs a frame and there is none, the youngest request loses all of its frames (it keeps its tokens,
-and its sealed pages stay in the pool until they are evicted) and waits at the front of the queue. The
-oldest request is never the one that loses while another runs, so it always goes on: no livelock.
+Owns: the queue, who runs, and the order among them. Must not know: models, tensors. Neighbours: `engine` runs
+what comes out, `PagePool` says who has room. The rules are in docs/internals/scheduling.md.
 """
 
 from __future__ import annotations
 
-from collections import deque
-
 from stepwell.base.clock import Clock
 from stepwell.base.settings import EngineSettings
-from stepwell.cache.pool import NeverFits, PagePool, Ready
+from stepwell.cache.pool import Flags, NeverFits, PagePool, Ready
 from stepwell.core.key import Namespace
 from stepwell.engine.request import Finish, Request
+
+_AGING_STEPS = 256
+"""Steps in the queue after which a request counts as one priority higher: nobody waits for ever."""
+
+_SCORED_TOKENS = 256
+"""Tokens of a step of which all logits are wanted: each is a row as long as the vocabulary."""
+
+_PROMPT_SHARE = 4
+"""Of a step's tokens, one in so many is kept for prompts when there are any."""
 
 
 class Schedule:
@@ -36,14 +35,15 @@ class Schedule:
     def __init__(
         self, pool: PagePool, namespace: Namespace, settings: EngineSettings, clock: Clock
     ) -> None:
-        self.waiting: deque[Request] = deque()
+        self.waiting: list[Request] = []
         self.running: list[Request] = []
+        self.namespace = namespace
         self._refused: list[tuple[Request, Finish]] = []
         self._served = 0
         self._pool = pool
-        self._namespace = namespace
         self._settings = settings
         self._clock = clock
+        self._windows = bool(pool.limits.windows)
 
     def next_batch(self) -> list[tuple[Request, int]]:
         """The requests of the next step with how many tokens each computes; at least 1 each.
@@ -52,81 +52,162 @@ class Schedule:
         """
         self._make_room()
         self._admit()
-        batch: list[tuple[Request, int]] = []
+        answering = [request for request in self.running if not request.in_prompt]
+        prompts = [request for request in self.running if request.in_prompt]
         budget = self._settings.step_tokens
-        for request in sorted(self.running, key=self._turn):
-            if budget == 0:
-                break
-            count = min(self._left(request), budget)
-            batch.append((request, count))
+        kept_back = -(-budget // _PROMPT_SHARE) if prompts else 0
+        # With a step of one token, answers and prompts take turns.
+        if budget - kept_back < 1 and answering:
+            kept_back = 0 if self._oldest_turn(answering) < self._oldest_turn(prompts) else budget
+        answering.sort(key=lambda request: request.served)
+        batch = [(request, 1) for request in answering[: budget - kept_back]]
+        batch += self._share(prompts, budget - len(batch))
+        for request, _ in batch:
             self._served += 1
             request.served = self._served
-            budget -= count
         return batch
 
-    def _turn(self, request: Request) -> tuple[bool, int]:
-        """Sorts running requests into the order of a step; equals stay in order of arrival."""
-        prompt = self._left(request) > 1
-        return prompt, 0 if prompt else request.served
+    @staticmethod
+    def _oldest_turn(requests: list[Request]) -> int:
+        return min(request.served for request in requests)
+
+    def _share(self, prompts: list[Request], budget: int) -> list[tuple[Request, int]]:
+        """Shares what is left of a step: half for the first in order, the rest to the shortest first.
+
+        So a long prompt always moves on, and short ones do not wait for its end.
+        """
+        prompts.sort(key=self._order)
+        counts: dict[Request, int] = {}
+
+        def give(request: Request, most: int) -> None:
+            nonlocal budget
+            count = min(self._step_of(request) - counts.get(request, 0), most, budget)
+            if count > 0:
+                counts[request] = counts.get(request, 0) + count
+                budget -= count
+
+        for request in prompts[:1]:
+            give(request, -(-budget // 2))
+        for request in sorted(prompts[1:], key=lambda one: (-self._priority(one), one.left)):
+            give(request, budget)
+        for request in prompts[:1]:
+            give(request, budget)
+        return [(request, counts[request]) for request in prompts if request in counts]
+
+    def _step_of(self, request: Request) -> int:
+        """Tokens that a request may compute at once: up to where a state is kept, and where it has room."""
+        count = request.left
+        stop = next((at for at in request.checkpoints if at > request.computed), None)
+        if stop is not None:
+            count = min(count, stop - request.computed)
+        if request.scores_left():
+            count = min(count, _SCORED_TOKENS)
+        if self._windows:
+            count = min(count, self._pool.room(request.name))
+        return count
 
     def take_refused(self) -> list[tuple[Request, Finish]]:
         """Requests that can never go on since the last call, with the reason."""
         refused, self._refused = self._refused, []
         return refused
 
-    @staticmethod
-    def _left(request: Request) -> int:
-        """Tokens whose KV is missing: 1 for a request that is generating."""
-        return len(request.tokens) - request.computed
-
     def _make_room(self) -> None:
-        """Room for the next token of everyone who generates.
+        """Room for the next token of everyone who runs, oldest and most important first.
 
         Whoever loses frames here cannot get in again in the same step: it needs all that it had, and one
         of them is gone.
         """
-        for request in tuple(self.running):
-            while request in self.running and request.room < len(request.tokens):
-                answer = self._pool.extend(request.name, 1)
+        for request in sorted(self.running, key=self._order):
+            while request in self.running:
+                answer = self._room_for(request)
                 if isinstance(answer, Ready):
                     request.room = len(request.tokens)
-                elif isinstance(answer, NeverFits):
+                    break
+                if isinstance(answer, NeverFits):
                     request.detail = answer.text
                     self.leave(request)
                     self._refused.append((request, Finish.NO_ROOM))
+                elif answer is None:
+                    break
                 else:
-                    self._preempt(self.running[-1])
+                    self._preempt(max(self.running, key=self._order))
+
+    def _room_for(self, request: Request) -> object:
+        """Asks for room if some is missing; None when all is there."""
+        if request.room < len(request.tokens):
+            return self._pool.extend(request.name, 1)
+        if self._windows and self._pool.room(request.name) < 1:
+            return self._pool.extend(request.name, 0)
+        return None
 
     def _preempt(self, request: Request) -> None:
         self.leave(request)
-        request.computed = 0
         request.preemptions += 1
-        self.waiting.appendleft(request)
+        self.enqueue(request)
+
+    def preempt_all(self) -> None:
+        """Everyone who runs loses its frames and waits, tokens kept."""
+        for request in tuple(self.running):
+            self._preempt(request)
 
     def leave(self, request: Request) -> None:
         """Takes a running request out and returns its frames."""
         self.running.remove(request)
+        request.computed = 0
+        request.queued = 0
         self._pool.close(request.name)
 
+    def enqueue(self, request: Request) -> None:
+        """A request waits."""
+        self.waiting.append(request)
+
+    def _priority(self, request: Request) -> int:
+        return request.wishes.priority + request.queued // _AGING_STEPS
+
+    def _order(self, request: Request) -> tuple[int, int]:
+        return -self._priority(request), request.number
+
     def _admit(self) -> None:
-        """Lets waiting requests in, in order, until one has to wait."""
-        while self.waiting and len(self.running) < self._settings.batch_requests:
-            request = self.waiting[0]
-            answer = self._pool.open(request.name, request.tokens, self._namespace, request.flags)
+        """Lets waiting requests in, in order, until one has to wait for room."""
+        for request in sorted(self.waiting, key=self._order):
+            if len(self.running) >= self._settings.batch_requests:
+                break
+            if self._follows(request):
+                continue
+            flags = request.wishes.flags
+            if request.scores_left():
+                flags |= Flags.NEEDS_LOGITS
+            answer = self._pool.open(request.name, request.tokens, self.namespace, flags)
             if isinstance(answer, NeverFits):
                 request.detail = answer.text
-                self.waiting.popleft()
+                self.waiting.remove(request)
                 self._refused.append((request, Finish.NO_ROOM))
                 continue
             if not isinstance(answer, Ready):
-                return
-            self.waiting.popleft()
-            request.computed = answer.cached
-            request.room = len(request.tokens)
-            if request.reused_tokens is None:
-                request.reused_tokens = answer.cached
-                request.reason = answer.reason
-                request.admitted_s = self._clock.now_s()
-            else:
-                request.resumed_tokens += answer.cached
-            self.running.append(request)
+                break
+            self.waiting.remove(request)
+            self._start(request, answer)
+        for request in self.waiting:
+            request.queued += 1
+
+    def _start(self, request: Request, answer: Ready) -> None:
+        request.computed = answer.cached
+        request.checkpoints = answer.checkpoints
+        request.room = len(request.tokens)
+        if request.reused_tokens is None:
+            request.reused_tokens = answer.cached
+            request.reason = answer.reason
+            request.admitted_s = self._clock.now_s()
+        else:
+            request.resumed_tokens += answer.cached
+        self.running.append(request)
+
+    def _follows(self, request: Request) -> bool:
+        """Whether another is to compute its prompt first, and has not yet."""
+        leader = request.leader
+        if leader is None:
+            return False
+        if not leader.ended and leader.first_token_s is None:
+            return True
+        request.leader = None
+        return False

@@ -87,7 +87,7 @@ class Holdings:
             StateGroup(cut, next(indexes), buffers)
             for cut, buffers in zip(limits.states, memory.states, strict=True)
         )
-        tables = [() if self.table is None else (self.table,)]
+        tables: list[tuple[RequestTable, ...]] = [] if self.table is None else [(self.table,)]
         tables += [group.tables for group in self.windows]
         self.planes: tuple[tuple[KVBuffers, RequestTable], ...] = tuple(
             pair
@@ -293,10 +293,10 @@ class Holdings:
         for position in opened.boundaries:
             if before < position <= min(opened.committed, last * size):
                 self._keep_one(opened, position)
-        position = answer_boundary(max(before, opened.prompt_tokens), last * size, self._grid)
-        if position is None:
+        latest = answer_boundary(max(before, opened.prompt_tokens), last * size, self._grid)
+        if latest is None:
             return
-        kept = self._keep_one(opened, position)
+        kept = self._keep_one(opened, latest)
         if kept:
             opened.recent.append(kept)
         if len(opened.recent) > self._keep[0]:

@@ -277,7 +277,7 @@ class PagePool:
             self._held.close(request, self._of(request))
             self._after()
 
-    def bind(self, counts: Mapping[Hashable, int]) -> KVView:
+    def bind(self, counts: Mapping[Any, int]) -> KVView:
         """Where a step reads and writes: valid until the next call that changes one of its requests.
 
         Args:

@@ -1,0 +1,144 @@
+"""One step of the engine: from a batch to what each request got.
+
+Owns: the order in which a step's results begin to count. Must not know: queues, streams, times. Neighbours:
+`engine` loops, `runner` computes, `sampling` chooses, the pool keeps.
+
+Until every token of the step is chosen nothing counts: the model may raise, or give logits that are no
+numbers. Then states are written and tokens committed, request by request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from stepwell.cache.pool import PagePool
+from stepwell.engine.request import Finish, Request
+from stepwell.engine.runner import Computed, Runner
+from stepwell.engine.sampling import Choice, choose, prompt_logprobs
+from stepwell.engine.schedule import Schedule
+
+_BROKEN = "the model gave logits that are not numbers; remedy: check the weights and the dtype of the model"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a step gave one request.
+
+    Attributes:
+        request: who got it.
+        choice: its next token, or None.
+        text: what of the answer's text can be handed out now.
+        finish: why it ended, if it did.
+    """
+
+    request: Request
+    choice: Choice | None
+    text: str
+    finish: Finish | None
+
+
+class Answering:
+    """Computes steps for the requests of a schedule.
+
+    Args:
+        pool: keeps KV and states.
+        runner: has the model.
+        schedule: whose requests they are.
+    """
+
+    def __init__(self, pool: PagePool, runner: Runner, schedule: Schedule) -> None:
+        self._pool = pool
+        self._runner = runner
+        self._schedule = schedule
+
+    def compute(self, batch: list[tuple[Request, int]]) -> list[Answer]:
+        """Computes one step.
+
+        Args:
+            batch: requests with the tokens that each computes.
+
+        Returns:
+            Something for every request that got a token or ended; the engine takes those that ended out.
+        """
+        by_name = {request.name: request for request, _ in batch}
+        counts = {request.name: count for request, count in batch}
+        rows: dict[str, torch.Tensor] = {}
+        calls = [self._run(by_name, call, rows) for call in self._runner.calls(counts)]
+        broken: set[str] = set()
+        if not all(_usable(computed.logits) for computed in calls):
+            broken = {name for name, logits in rows.items() if not _usable(logits)}
+        ends = [
+            request
+            for request, count in batch
+            if count == request.left and request.name not in broken
+        ]
+        chosen: list[Choice] = []
+        if ends:
+            last = torch.stack([rows[request.name][-1] for request in ends])
+            chosen = choose(last, [request.draw() for request in ends])
+        for name, logits in rows.items():
+            if name not in broken:
+                self._score(by_name[name], logits, counts[name])
+        for computed in calls:
+            computed.save()
+        for request, count in batch:
+            if request.name in broken:
+                continue
+            end = request.computed + count
+            self._pool.commit(request.name, request.tokens[request.computed : end])
+            request.computed = end
+            request.computed_tokens += count
+        answers = []
+        for request, choice in zip(ends, chosen, strict=True):
+            text, finish = request.accept(choice)
+            answers.append(Answer(request, choice, text, finish))
+        for name in broken:
+            request = by_name[name]
+            request.detail = _BROKEN
+            answers.append(Answer(request, None, request.finish_text(), Finish.FAULT))
+        return answers
+
+    def _run(
+        self, by_name: dict[str, Request], call: dict[str, int], rows: dict[str, torch.Tensor]
+    ) -> Computed:
+        """Runs the model once; adds the logits that each request wants to `rows`."""
+        view = self._pool.bind(call)
+        tokens: list[int] = []
+        keep: list[int] = []
+        wanted: list[tuple[str, int]] = []
+        for name, count in call.items():
+            request = by_name[name]
+            first = len(tokens)
+            tokens += request.tokens[request.computed : request.computed + count]
+            if request.scores_left():
+                mine = list(range(first, len(tokens)))
+            else:
+                mine = [len(tokens) - 1] if count == request.left else []
+            keep += mine
+            wanted.append((name, len(mine)))
+        computed = self._runner.run(view, tokens, keep)
+        pieces = computed.logits.split([count for _, count in wanted])
+        rows |= {name: piece for (name, count), piece in zip(wanted, pieces, strict=True) if count}
+        return computed
+
+    @staticmethod
+    def _score(request: Request, logits: torch.Tensor, count: int) -> None:
+        """Notes the log-probabilities of the prompt's tokens that this step has logits for."""
+        top = request.wishes.prompt_logprobs
+        if top is None or not request.scores_left():
+            return
+        # The logits after token n are about token n + 1; some may be known from before a preemption.
+        first = len(request.prompt_scores) + 1
+        begin = request.computed + 1
+        last = min(begin + count, request.prompt_tokens)
+        if first < last:
+            about = request.tokens[first:last]
+            scores = prompt_logprobs(logits[first - begin : last - begin], about, top)
+            request.prompt_scores += scores
+
+
+def _usable(logits: torch.Tensor) -> bool:
+    """Whether every row can be chosen from: NaN and +inf win a maximum, and no row is all -inf."""
+    return bool(logits.max(dim=-1).values.isfinite().all())

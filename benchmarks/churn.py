@@ -25,6 +25,7 @@ from stepwell.base.settings import PoolSettings
 from stepwell.cache.pool import PagePool, Ready
 from stepwell.core.chain import Chain
 from stepwell.core.geometry import Geometry
+from stepwell.core.index import ClosedIndex
 from stepwell.core.key import Namespace
 
 PAGE_TOKENS = 16
@@ -106,6 +107,13 @@ class Churned:
         self._between_uses = min(frames - longs * LONG_PAGES, frames // 4) // 5
         self._live(frames)
 
+    @property
+    def index(self) -> ClosedIndex:
+        """What the pool has sealed."""
+        index = self.pool._held.prefixes.closed
+        assert index is not None, "a full group"
+        return index
+
     def _live(self, frames: int) -> None:
         """The three turnovers."""
         large = _Shape((frames // 50, frames // 20), (frames // 500, frames // 125))
@@ -120,7 +128,7 @@ class Churned:
         self._churn_until_evicted(self._evicted + min(frames, _ZONE_PAGES))
         self._reshape(large if frames > 500_000 else _SMALL)
         self._between_uses = min(self._between_uses, _ZONE_PAGES // 16)
-        while self._evicted < 3 * frames or self.pool._held.prefixes.closed.longest(old, 4):
+        while self._evicted < 3 * frames or self.index.longest(old, 4):
             self._churn_until_evicted(self._evicted + 1)
         self._reshape(_SMALL)
         self.churn(_REQUESTS * 16)
@@ -154,7 +162,7 @@ class Churned:
     @property
     def slices(self) -> list[int]:
         """Slices that the path of each long prompt is read in."""
-        index = self.pool._held.prefixes.closed
+        index = self.index
         deepest = [index._contents.find(chain.key(LONG_PAGES - 1)) for chain in self.chains]
         return [index._paths.slices(frame) for frame in deepest if frame is not None]
 

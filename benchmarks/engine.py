@@ -155,6 +155,7 @@ class _Bench:
         """One more token of an answer."""
         prompt = self._tokens(self._prompt)
         name = self.engine.add(prompt, max_tokens=1_000)
+        assert isinstance(name, str), "the only request"
         token = self.engine.step()[0].token
         assert token is not None
         self.peer.clear()

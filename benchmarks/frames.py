@@ -38,7 +38,7 @@ def rows(world: World) -> Iterator[Row]:
 
 def _make_free(pool: Churned) -> None:
     """Frees frames that were used before, so that the stack is as it is in a pool that lives."""
-    frames, index = pool.pool._held.frames, pool.pool._held.prefixes.closed
+    frames, index = pool.pool._held.frames, pool.index
     while frames.free < _CALLS:
         index.evict(1)
         frames.move(index.collect(), Status.FREE)
@@ -78,7 +78,7 @@ def _return(pool: Churned) -> Candidate:
 
 
 def _evict(pool: Churned) -> Candidate:
-    frames, index = pool.pool._held.frames, pool.pool._held.prefixes.closed
+    frames, index = pool.pool._held.frames, pool.index
 
     def prepare() -> None:
         while frames.free >= _CALLS // 2:

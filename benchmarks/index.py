@@ -73,7 +73,7 @@ def _differing(chain: Chain, page: int) -> Chain:
 
 def _longest(pool: Churned) -> Candidate:
     """16 lookups, of whole prompts and of prompts known in part only."""
-    index = pool.pool._held.prefixes.closed
+    index = pool.index
     known = cycle(pool.chains)
     parts = [(next(known), page) for page in range(1024, 8192, 951)]
     copies = [(_differing(chain, page), page) for chain, page in parts]
@@ -93,7 +93,7 @@ def _longest(pool: Churned) -> Candidate:
 
 def _match(pool: Churned) -> Candidate:
     """One match and its release, another prompt each time."""
-    index = pool.pool._held.prefixes.closed
+    index = pool.index
     whole = cycle(pool.chains)
 
     def run(chain: Chain) -> None:

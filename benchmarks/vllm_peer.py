@@ -116,7 +116,7 @@ def _row(work: _Work, world: World) -> Row:
 
 
 def _lookup(pool: Churned) -> Candidate:
-    index, chains = pool.pool._held.prefixes.closed, cycle(pool.chains)
+    index, chains = pool.index, cycle(pool.chains)
 
     def run(some: list[Chain]) -> None:
         for chain in some:

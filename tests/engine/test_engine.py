@@ -432,8 +432,7 @@ def test_a_model_that_looks_ahead_is_refused(llama: Any) -> None:
 @pytest.mark.parametrize(
     "keyword",
     [
-        {"softcap": 30.0},
-        {"s_aux": 1},
+        {"position_bias": 1},
         {"sliding_window": 8},
         {"is_causal": False},
         {"output_attentions": True},
@@ -473,7 +472,7 @@ def test_the_model_cannot_be_called_beside_its_engine(engine: Engine) -> None:
 
 def test_a_mask_is_refused() -> None:
     with pytest.raises(GeometryError, match="mask"):
-        attention._refuse(torch.ones(1), {})
+        attention._refuse(torch.ones(1), None, {})
 
 
 @pytest.mark.gpu

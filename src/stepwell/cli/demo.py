@@ -192,6 +192,7 @@ def _ask(
         stop=_stop(loaded),
         flags=Flags.NONE if cache else Flags.NO_READ | Flags.NO_WRITE,
     )
+    assert isinstance(name, str), "the only request"
     record: Record | None = None
     while record is None:
         for event in engine.step():

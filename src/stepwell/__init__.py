@@ -35,12 +35,17 @@ _HOMES = {
     "Geometry": "stepwell.core.geometry",
     "Group": "stepwell.core.geometry",
     "Rule": "stepwell.core.geometry",
+    "StateTensor": "stepwell.core.geometry",
     "Digest": "stepwell.core.key",
     "Namespace": "stepwell.core.key",
     "Part": "stepwell.core.part",
     "Shard": "stepwell.core.part",
     "Reason": "stepwell.core.reasons",
     "Engine": "stepwell.engine.engine",
+    "QueueBusy": "stepwell.engine.request",
+    "Record": "stepwell.engine.request",
+    "Wishes": "stepwell.engine.request",
+    "Sampling": "stepwell.engine.sampling",
 }
 
 __all__ = [
@@ -59,11 +64,16 @@ __all__ = [
     "PagePool",
     "Part",
     "PoolSettings",
+    "QueueBusy",
     "Ready",
     "Reason",
+    "Record",
     "Rule",
+    "Sampling",
     "Settings",
     "Shard",
+    "StateTensor",
+    "Wishes",
     "__version__",
 ]
 

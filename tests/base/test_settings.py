@@ -20,9 +20,16 @@ KEYS = {
     "pool.capacity_bytes",
     "pool.requests",
     "pool.positions",
+    "pool.ahead_tokens",
+    "pool.state_tokens",
+    "pool.boundaries",
+    "pool.minimum_hit_tokens",
+    "pool.contiguous",
     "pool.debug",
     "engine.step_tokens",
     "engine.batch_requests",
+    "engine.queue_requests",
+    "engine.replay_tokens",
 }
 
 
@@ -166,6 +173,7 @@ def test_a_section_that_is_no_section_is_refused(file):
         ("pool.capacity_bytes", 2.0),
         ("pool.debug", "maybe"),
         ("pool.debug", 2),
+        ("pool.state_tokens", -1),
         ("cache_dir", 5),
     ],
 )
@@ -175,14 +183,17 @@ def test_a_value_of_the_wrong_kind_is_refused_with_key_and_source(key, value):
     assert "override" in str(caught.value)
 
 
-@pytest.mark.parametrize("key", sorted(KEYS - {"cache_dir", "pool.debug"}))
+NO_NUMBERS = {"cache_dir", "pool.debug", "pool.contiguous"}
+
+
+@pytest.mark.parametrize("key", sorted(KEYS - NO_NUMBERS - {"pool.state_tokens"}))
 @pytest.mark.parametrize("value", [0, -1, "0"])
 def test_a_number_below_its_range_is_refused(key, value):
     with pytest.raises(ConfigError, match=re.escape(key)):
         read_settings(environment={}, overrides={key: value})
 
 
-@pytest.mark.parametrize("key", sorted(KEYS - {"cache_dir", "pool.debug"}))
+@pytest.mark.parametrize("key", sorted(KEYS - NO_NUMBERS))
 def test_the_lowest_number_of_a_range_is_taken(key):
     loaded = read_settings(environment={}, overrides={key: 1})
     assert {setting.key: setting.value for setting in loaded.values}[key] == 1

@@ -26,7 +26,7 @@ def run(code: str) -> str:
 
 
 def test_the_pool_example_reuses_two_pages() -> None:
-    assert len([line for line in EXAMPLES[0].splitlines() if line.strip()]) <= 11
+    assert len([line for line in EXAMPLES[0].splitlines() if line.strip()]) <= 12
     printed = run("import sys; sys.modules['torch'] = None\n" + EXAMPLES[0]).splitlines()
     assert [line.partition(",")[0] for line in printed] == ["Ready(cached=0", "Ready(cached=8"]
 
@@ -37,3 +37,12 @@ def test_the_engine_example_reuses_its_prompt() -> None:
     assert "reused_tokens=16," in warm
     answers = [re.search(r"tokens=(\([\d, ]+\))", line).group(1) for line in (cold, warm)]
     assert answers[0] == answers[1]
+
+
+def test_the_sampling_example_says_the_same_every_time_and_stops() -> None:
+    printed = run(EXAMPLES[2])
+    answer, samples = printed.rsplit("[", 1)
+    assert answer
+    assert "3." not in answer
+    assert samples.count("', '") == 2
+    assert run(EXAMPLES[2]).rsplit("[", 1)[0] == answer

@@ -108,14 +108,13 @@ class Parity:
 
     def engine(self, frames: int, **changes: Any) -> tuple[Engine, Recorder]:
         geometry = Geometry.from_hf_config(self.model.config, "float32")
-        one = PoolSettings(self.page_tokens, 1 << 40 >> 8, 1, 4096)
+        one = PoolSettings(self.page_tokens, 1 << 32, 1, 4096)
         frame_bytes = Limits.of(geometry, one).frame_bytes
         engine_changes = {
             name: changes.pop(name) for name in ("step_tokens", "replay_tokens") if name in changes
         }
-        pool = PoolSettings(
-            self.page_tokens, frames * frame_bytes, requests=32, positions=512, **changes
-        )
+        sizes = {"requests": 32, "positions": 512} | changes
+        pool = PoolSettings(self.page_tokens, frames * frame_bytes, **sizes)
         limits = EngineSettings(**({"step_tokens": 37, "batch_requests": 16} | engine_changes))
         engine = Engine(self.model, Settings(pool=pool, engine=limits))
         # A page's frame must not say where it stands in its request: hand frames out in any order.

@@ -48,7 +48,7 @@ def test_every_wrong_page_changes_what_follows(pool: PagePool, fault: str) -> No
     view = pool.bind({"b": 1})
     assert model.step(view, [prompt[12:]]) == right
     slots = view.planes[0].table[view.rows[0]]
-    for buffer in (view.buffers[0].k, view.buffers[0].v):
+    for buffer in (view.planes[0].buffers.k, view.planes[0].buffers.v):
         one, other = slots[:4], slots[4:8]
         if fault == "foreign":
             buffer[:, one] = buffer[:, one] + 1

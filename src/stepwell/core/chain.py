@@ -179,6 +179,19 @@ class Chain:
         """Full pages so far."""
         return self._count // self.namespace.page_tokens
 
+    def require(self, page_tokens: int) -> None:
+        """Checks the size of the pages.
+
+        Raises:
+            InputError: it is another one.
+        """
+        if self.namespace.page_tokens != page_tokens:
+            raise InputError(
+                f"the chain has pages of {self.namespace.page_tokens} tokens",
+                limit=f"{page_tokens}, as this index",
+                remedy="make the namespace with the page_tokens of the pool",
+            )
+
     def page_rows(self, first: int, last: int) -> Tokens:
         """Tokens of full pages `[first, last)`; shape [last - first, page_tokens]; a view."""
         size = self.namespace.page_tokens

@@ -10,8 +10,6 @@ childless pages that no lease holds may leave. A record's id is its frame (docs/
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Hashable, Sequence
 
 import numpy as np
@@ -24,7 +22,7 @@ from stepwell.core.contents import Contents
 from stepwell.core.evict.policy import Policy
 from stepwell.core.frames import FrameIds, Frames
 from stepwell.core.invariants import check_groups, check_index
-from stepwell.core.lease import Books, Lease, Leases
+from stepwell.core.lease import Books, Lease, Leases, caller
 from stepwell.core.match import Look, Match, Sealed
 from stepwell.core.page import Status
 from stepwell.core.paths import NO_FRAME, Paths
@@ -32,6 +30,11 @@ from stepwell.core.reasons import Reason
 from stepwell.core.walked import WalkedIndex
 
 _NONE: FrameIds = np.empty(0, np.int32)
+
+
+def _joined(pieces: list[FrameIds]) -> FrameIds:
+    """One array of several; of one without a copy."""
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
 class ClosedIndex:
@@ -87,16 +90,17 @@ class ClosedIndex:
             chain: the prompt.
             limit: pages to look at, at most its full pages.
         """
-        self._understands(chain)
+        chain.require(self.page_tokens)
         return self._contents.gallop(chain.key, min(limit, chain.pages))
 
     def find(self, chain: Chain) -> int | None:
         """The frame of the last full page of a chain, if its whole path is here with its tokens."""
-        self._understands(chain)
+        chain.require(self.page_tokens)
         if not chain.pages or self._contents.gallop(chain.key, chain.pages) < chain.pages:
             return None
         frame = self._contents.find(chain.key(chain.pages - 1))
-        if frame is None or self._paths.root(frame) != chain.root:
+        assert frame is not None, "a key that was just found"
+        if self._paths.root(frame) != chain.root:
             return None
         path = self._paths.path(frame)
         proved = len(path) == chain.pages == self._contents.equal(path, chain, 0)
@@ -124,7 +128,7 @@ class ClosedIndex:
 
     def look(self, chain: Chain, limit: int) -> Look:
         """Finds the longest sealed prefix and proves it; holds nothing, so it is true for this moment only."""
-        self._understands(chain)
+        chain.require(self.page_tokens)
         limit = min(limit, chain.pages)
         claimed = self._contents.gallop(chain.key, limit)
         path = _NONE
@@ -147,10 +151,10 @@ class ClosedIndex:
 
     def take(self, request: Hashable, path: FrameIds) -> Lease:
         """Holds a path that `look` found, or its beginning, in the same step; replaces an earlier lease."""
-        caller = sys._getframe(2)
-        place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        place = caller(2)
         deepest = int(path[-1]) if len(path) else NO_FRAME
-        books = Books(request, deepest, self._generation(deepest), len(path), True, place)
+        generation = int(self._frames.generation[deepest]) if len(path) else 0
+        books = Books(request, deepest, generation, len(path), True, place)
         if deepest != NO_FRAME:
             self._paths.hold(deepest)
             self._policy.withdraw(deepest)
@@ -180,7 +184,7 @@ class ClosedIndex:
         """
         self._reap()
         books = self._leases.own(lease)
-        self._understands(chain)
+        chain.require(self.page_tokens)
         if not books.grows or not len(frames):
             return Sealed(_NONE, _NONE)
         self._frames.require(frames, Status.SEALED)
@@ -247,16 +251,13 @@ class ClosedIndex:
         if not len(kept):
             return
         earlier, books.deepest = books.deepest, int(kept[-1])
-        books.generation = self._generation(books.deepest)
+        books.generation = int(self._frames.generation[books.deepest])
         books.pages += len(kept)
         self._paths.hold(books.deepest)
         self._policy.withdraw(books.deepest)
         if earlier != NO_FRAME:
             # Never loosens anything: the page is an ancestor of the one that is held now.
             self._paths.let_go(earlier)
-
-    def _generation(self, frame: int) -> int:
-        return 0 if frame == NO_FRAME else int(self._frames.generation[frame])
 
     def release(self, lease: Lease) -> None:
         """Ends a lease; its pages may leave from now on, the last used last.
@@ -305,7 +306,7 @@ class ClosedIndex:
     def _mark_going(self) -> None:
         """Marks what left in this call as LEAVING, in one move however many runs it came from."""
         if self._going:
-            gone = self._going[0] if len(self._going) == 1 else np.concatenate(self._going)
+            gone = _joined(self._going)
             self._going.clear()
             self._frames.move(gone, Status.LEAVING)
             self._left.append(gone)
@@ -397,17 +398,7 @@ class ClosedIndex:
         self._reap()
         self._mark_going()
         left, self._left = self._left, []
-        if len(left) == 1:
-            return left[0]
-        return np.concatenate(left) if left else _NONE
-
-    def _understands(self, chain: Chain) -> None:
-        if chain.namespace.page_tokens != self.page_tokens:
-            raise InputError(
-                f"the chain has pages of {chain.namespace.page_tokens} tokens",
-                limit=f"{self.page_tokens}, as this index",
-                remedy="make the namespace with the page_tokens of the pool",
-            )
+        return _joined(left) if left else _NONE
 
     def _reap(self) -> None:
         """Releases leases that their holders lost; here, because the collector may only queue."""
@@ -416,12 +407,7 @@ class ClosedIndex:
             self._end(books)
             self._counters.add("leases_lost")
         for books in lost:
-            warnings.warn(
-                f"the lease of request {books.request!r} was lost, not released; "
-                f"it was taken at {books.place}",
-                ResourceWarning,
-                stacklevel=3,
-            )
+            self._leases.report(books)
 
     def check(self, findings: Findings) -> None:
         """Notes every broken invariant of keys, tree, leases, order and statuses."""

@@ -6,6 +6,8 @@ lease keeps and what its end means.
 
 from __future__ import annotations
 
+import sys
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Hashable, Iterator
@@ -38,6 +40,12 @@ class Books:
     place: str
     lease: weakref.ref[Lease] | None = None
     released: bool = False
+
+
+def caller(depth: int) -> str:
+    """File and line of the caller so many calls above."""
+    frame = sys._getframe(depth + 1)
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 class Lease:
@@ -104,6 +112,16 @@ class Leases:
         books.released = True
         if self._books.get(books.request) is books:
             del self._books[books.request]
+
+    @staticmethod
+    def report(books: Books) -> None:
+        """Warns about a lease that was lost, on behalf of the index that has released it."""
+        warnings.warn(
+            f"the lease of request {books.request!r} was lost, not released; "
+            f"it was taken at {books.place}",
+            ResourceWarning,
+            stacklevel=4,
+        )
 
     def lost(self) -> list[Books]:
         """Books of the leases that were lost since the last call, without being released."""

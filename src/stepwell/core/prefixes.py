@@ -36,7 +36,7 @@ class Found:
         lease: of the full group; None without one.
         frames: of the full group; shape [pages], or [0] without one.
         records: what each walked group needs before the boundary, held; shape [at most its reach].
-        parted: pages after which the prompt leaves what is known, where that is beyond `pages`; else 0.
+        parted: pages after which the prompt leaves what is known, if it goes on beyond `pages`; else 0.
         reason: why not more.
     """
 
@@ -119,7 +119,11 @@ class Prefixes:
             reason = Reason.NOT_SEALED if self.closed is None else Reason.NO_BOUNDARY
         if 0 < pages < minimum:
             pages, reason = 0, Reason.BELOW_MINIMUM
-        parted = known if self.closed is not None and pages < known else 0
+        parted = 0
+        if pages < known:
+            # Without a full group the first of the others says how far the prompt is known.
+            parted = known if self.closed is not None else self.walked[0].boundary(chain, known)
+            parted = parted if parted > pages else 0
         lease = None if self.closed is None else self.closed.take(request, path[:pages])
         records = tuple(
             index.hold(chain, max(0, pages - index.reach), pages) for index in self.walked
@@ -139,10 +143,11 @@ class Prefixes:
 
     def let_go(self, found: Found) -> None:
         """Gives a match back unused."""
-        if found.lease is not None and self.closed is not None:
-            self.closed.release(found.lease)
         for index, records in zip(self.walked, found.records, strict=True):
             index.release(records)
+        # Last, so that pages were used later than what hangs on them, and leave after it.
+        if found.lease is not None and self.closed is not None:
+            self.closed.release(found.lease)
 
     def evict(self, n: int) -> bool:
         """Takes at least n frames back, in the order of the policy: as many as it takes, or none.
@@ -153,19 +158,20 @@ class Prefixes:
         if not self.walked:
             assert self.closed is not None, "at least one group"
             return self.closed.evict(n)
-        if n > self.evictable:
+        # Counted by what is left: a page may take along what hangs on it.
+        least = self.evictable - n
+        if least < 0:
             return False
-        taken = 0
-        while taken < n:
+        while (more := self.evictable - least) > 0:
             victim = self._policy.victim()
             assert victim is not None, "what may leave is offered"
             for index in self.walked:
                 if index.offered(victim):
-                    taken += index.take_out(victim)
+                    index.take_out(victim)
                     break
             else:
                 assert self.closed is not None, "a page of no group"
-                taken += self.closed.take_out(victim, n - taken)
+                self.closed.take_out(victim, more)
         return True
 
     def collect(self) -> FrameIds:

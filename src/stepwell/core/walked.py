@@ -190,6 +190,8 @@ class WalkedIndex:
             generations: of their frames at that time, by which it shows.
         """
         for record in records[self._frames.generation[records] == generations].tolist():
+            if record not in self._roots:
+                continue  # it has left in this call, and its frame is not free yet
             self._wanted[record] -= 1
             if not self._wanted[record] and self.offered(record):
                 self._policy.offer(record, first=True)
@@ -221,11 +223,10 @@ class WalkedIndex:
         self._frames.move(gone, Status.LEAVING)
         self._left.append(gone)
 
-    def take_out(self, victim: int) -> int:
-        """Evicts the policy's victim; returns how many frames that gives, which `collect` has."""
+    def take_out(self, victim: int) -> None:
+        """Evicts the policy's victim; `collect` has its frames."""
         self._leave(victim)
         self._counters.add("records_evicted")
-        return self.record_frames
 
     def forget(self, keys: list[bytes]) -> int:
         """Nobody finds these records any more; unheld ones leave, held ones with their last hold.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from stepwell.cache.pool import PagePool
-from stepwell.engine.request import Finish, Request
+from stepwell.engine.request import Request
 from stepwell.engine.runner import Computed, Runner
 from stepwell.engine.sampling import Choice, choose, prompt_logprobs
 from stepwell.engine.schedule import Schedule
@@ -28,15 +28,11 @@ class Answer:
 
     Attributes:
         request: who got it.
-        choice: its next token, or None.
-        text: what of the answer's text can be handed out now.
-        finish: why it ended, if it did.
+        choice: its next token, or None if there is none: it ends with `Finish.FAULT`.
     """
 
     request: Request
     choice: Choice | None
-    text: str
-    finish: Finish | None
 
 
 class Answering:
@@ -60,7 +56,7 @@ class Answering:
             batch: requests with the tokens that each computes.
 
         Returns:
-            Something for every request that got a token or ended; the engine takes those that ended out.
+            Something for every request that got a token or is at fault; all of it counts already.
         """
         by_name = {request.name: request for request, _ in batch}
         counts = {request.name: count for request, count in batch}
@@ -90,14 +86,11 @@ class Answering:
             self._pool.commit(request.name, request.tokens[request.computed : end])
             request.computed = end
             request.computed_tokens += count
-        answers = []
-        for request, choice in zip(ends, chosen, strict=True):
-            text, finish = request.accept(choice)
-            answers.append(Answer(request, choice, text, finish))
-        for name in broken:
-            request = by_name[name]
-            request.detail = _BROKEN
-            answers.append(Answer(request, None, request.finish_text(), Finish.FAULT))
+        answers = [Answer(request, choice) for request, choice in zip(ends, chosen, strict=True)]
+        for request, _ in batch:
+            if request.name in broken:
+                request.detail = _BROKEN
+                answers.append(Answer(request, None))
         return answers
 
     def _run(
@@ -110,17 +103,14 @@ class Answering:
         wanted: list[tuple[str, int]] = []
         for name, count in call.items():
             request = by_name[name]
-            first = len(tokens)
             tokens += request.tokens[request.computed : request.computed + count]
-            if request.scores_left():
-                mine = list(range(first, len(tokens)))
-            else:
-                mine = [len(tokens) - 1] if count == request.left else []
-            keep += mine
-            wanted.append((name, len(mine)))
+            # The last also inside a prompt: KV that is no number shows there, and is not sealed.
+            kept = count if request.scores_left() else 1
+            keep += range(len(tokens) - kept, len(tokens))
+            wanted.append((name, kept))
         computed = self._runner.run(view, tokens, keep)
         pieces = computed.logits.split([count for _, count in wanted])
-        rows |= {name: piece for (name, count), piece in zip(wanted, pieces, strict=True) if count}
+        rows |= {name: piece for (name, _), piece in zip(wanted, pieces, strict=True)}
         return computed
 
     @staticmethod

@@ -132,10 +132,9 @@ def _reader_of_all(view: KVView, plane: Plane) -> Reader:
     there = columns < lengths
     rows = view.rows.long()[:, None]
     slots = plane.table[rows, (firsts + columns).clamp(max=plane.table.shape[1] - 1)].long()
-    # Padding reads slot 0: whatever lies there is masked, but must be a number.
-    return Reader(
-        0, len(view.batch), None, slots.where(there, 0), there[:, None, None], causal=False
-    )
+    # What padding reads is masked but must be a number: any other slot may hold a NaN of somebody else.
+    slots = slots.where(there, slots[:, :1])
+    return Reader(0, len(view.batch), None, slots, there[:, None, None], causal=False)
 
 
 def _ends(view: KVView, plane: Plane) -> Any:

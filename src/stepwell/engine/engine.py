@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Self
 
@@ -23,11 +24,13 @@ from stepwell.core.key import Namespace
 from stepwell.engine.answering import Answering
 from stepwell.engine.request import Event, Finish, Progress, QueueBusy, Record, Request, Wishes
 from stepwell.engine.runner import Runner
-from stepwell.engine.sampling import MAX_SEED
+from stepwell.engine.sampling import MAX_SEED, Choice
 from stepwell.engine.schedule import Schedule
 from stepwell.engine.text import TextStream
 
 Decode = Callable[[list[int]], str]
+
+_NO_TEXT = "decode raised on the answer; remedy: give a decode that takes every id of the model"
 
 
 class Engine:
@@ -44,7 +47,8 @@ class Engine:
         settings: sizes of pool and steps; positions are cut to what the model was made for.
         namespace: with the model's digest; by default one that no other process shares.
         clock: for the times in the records.
-        decode: token ids to text, for stop texts and the text of answers.
+        decode: token ids to text, for stop texts and the text of answers. What it raises comes out of the
+            step and ends the request with `Finish.FAULT`; for the others the step counts.
 
     Raises:
         GeometryError: a kind of layer that is not understood.
@@ -114,8 +118,8 @@ class Engine:
             prompt: token ids.
             wishes: what it asks for.
             name: unique among those alive; made up by default.
-            progress: called after each step that moved its prompt on. What it raises comes out of the call
-                that computed the step; the step counts.
+            progress: called after each step that moved its prompt on, not for what is computed again after
+                a preemption. What it raises comes out of the call that computed the step; the step counts.
             **more: fields of `Wishes` that differ from `wishes`.
 
         Returns:
@@ -181,7 +185,7 @@ class Engine:
         made: list[Request] = []
         for number in range(n):
             request = Request(
-                name=name or self._made_up_name(),
+                name=self._made_up_name() if name is None else name,
                 prompt_tokens=len(tokens),
                 tokens=tokens.tolist(),
                 wishes=wishes,
@@ -281,26 +285,38 @@ class Engine:
             self._inbox.append((request, Event(request.name, None, text, self._end(request, why))))
         if not batch:
             return bool(refused)
-        prompts = [request for request, _ in batch if request.in_prompt]
-        for answer in self._answering.compute(batch):
-            request = answer.request
-            if request.first_token_s is None and answer.choice is not None:
-                request.first_token_s = self._clock.now_s()
-            record = None
-            if answer.finish is not None:
-                self._schedule.leave(request)
-                record = self._end(request, answer.finish)
-            event = Event(request.name, answer.choice, answer.text, record)
-            self._inbox.append((request, event))
-        for request in prompts:
-            if request.progress is not None and not request.ended:
-                done = min(request.computed, request.prompt_tokens)
-                request.progress(Progress(request.name, done, request.prompt_tokens))
+        answers = self._answering.compute(batch)
+        # The last goes first; if one raises, the others have their turn all the same.
+        with ExitStack() as turns:
+            for request, _ in reversed(batch):
+                turns.callback(request.tell, request.computed)
+            for answer in reversed(answers):
+                turns.callback(self._hand_over, answer.request, answer.choice)
         return True
+
+    def _hand_over(self, request: Request, choice: Choice | None) -> None:
+        """Gives a request its next token, or ends it for want of one, or if its text cannot be had."""
+        text = ""
+        finish: Finish | None = Finish.FAULT
+        try:
+            if choice is None:
+                text = request.finish_text()
+            else:
+                if request.first_token_s is None:
+                    request.first_token_s = self._clock.now_s()
+                text, finish = request.accept(choice)
+        finally:
+            record = None
+            if finish is not None:
+                if finish is Finish.FAULT and choice is not None:
+                    request.detail = _NO_TEXT
+                self._schedule.leave(request)
+                record = self._end(request, finish)
+            self._inbox.append((request, Event(request.name, choice, text, record)))
 
     def _end(self, request: Request, finish: Finish) -> Record:
         del self._alive[request.name]
-        request.ended = True
+        request.finish = finish
         return request.record(finish, self._clock.now_s())
 
     def stream(self, name: str | QueueBusy) -> Iterator[Event]:
@@ -308,7 +324,8 @@ class Engine:
 
         Other requests go on in the same steps, and their events wait for their own stream or the next
         `step`; streams may be read in turns. Leaving the loop early cancels the request; a request that
-        ends otherwise (somebody cancels it, or takes its last event with `step`) ends its stream.
+        ends otherwise (somebody cancels it, or takes its last event with `step`) ends its stream. What a
+        step raises comes out of the loop and cancels nobody: the request may be streamed again.
 
         Args:
             name: what `add` gave.
@@ -339,9 +356,10 @@ class Engine:
                     if self._alive.get(request.name) is not request:
                         return
                     self._move_on()
-        finally:
+        except GeneratorExit:
             if self._alive.get(request.name) is request:
                 self.cancel(request.name)
+            raise
 
     def run(self) -> dict[str, Record]:
         """Steps until no request is alive; the records by name, of all that ended since the last step.
@@ -368,7 +386,11 @@ class Engine:
     def generate(self, prompt: Iterable[int], wishes: Wishes | None = None, **more: Any) -> Record:
         """Answers one prompt; the wishes are those of `add`."""
         name = self.add(prompt, wishes, **more)
-        return next(event.record for event in self.stream(name) if event.record is not None)
+        try:
+            return next(event.record for event in self.stream(name) if event.record is not None)
+        finally:
+            if name in self._alive:
+                self.cancel(name)
 
     def __enter__(self) -> Self:
         return self

@@ -120,7 +120,8 @@ class Request:
         served: rises with every turn in a step; the lowest was served longest ago.
         queued: steps that it has waited since it last got in.
         prompt_scores: log-probabilities of the prompt's tokens so far, the first of which has none.
-        ended: it has its record.
+        told: of its prompt, how many tokens `progress` was told of.
+        finish: why it ended, once it has its record.
     """
 
     name: str
@@ -147,7 +148,8 @@ class Request:
     admitted_s: float | None = None
     first_token_s: float | None = None
     prompt_scores: list[Choice] = field(default_factory=list)
-    ended: bool = False
+    told: int = 0
+    finish: Finish | None = None
 
     @property
     def generated(self) -> list[int]:
@@ -189,6 +191,14 @@ class Request:
         if len(self.tokens) - self.prompt_tokens >= self.wishes.max_tokens:
             return new + self.finish_text(), Finish.LENGTH
         return new, None
+
+    def tell(self, computed: int) -> None:
+        """Says how far its prompt is, if somebody wants to know and it is further than before."""
+        done = min(computed, self.prompt_tokens)
+        gone = self.finish in (Finish.CANCELLED, Finish.FAULT)
+        if self.progress is not None and done > self.told and not gone:
+            self.told = done
+            self.progress(Progress(self.name, done, self.prompt_tokens))
 
     def finish_text(self) -> str:
         """The rest of the text, when the answer ends."""

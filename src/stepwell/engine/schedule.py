@@ -40,6 +40,7 @@ class Schedule:
         self.namespace = namespace
         self._refused: list[tuple[Request, Finish]] = []
         self._served = 0
+        self._turn_of_prompts = False
         self._pool = pool
         self._settings = settings
         self._clock = clock
@@ -50,15 +51,19 @@ class Schedule:
 
         Requests that can never go on are for `take_refused` instead.
         """
-        self._make_room()
-        self._admit()
+        lost = self._make_room()
+        if not (lost and self.running):
+            self._admit()
+        for request in self.waiting:
+            request.queued += 1
         answering = [request for request in self.running if not request.in_prompt]
         prompts = [request for request in self.running if request.in_prompt]
         budget = self._settings.step_tokens
         kept_back = -(-budget // _PROMPT_SHARE) if prompts else 0
         # With a step of one token, answers and prompts take turns.
-        if budget - kept_back < 1 and answering:
-            kept_back = 0 if self._oldest_turn(answering) < self._oldest_turn(prompts) else budget
+        if kept_back == budget and answering:
+            self._turn_of_prompts = not self._turn_of_prompts
+            kept_back = budget if self._turn_of_prompts else 0
         answering.sort(key=lambda request: request.served)
         batch = [(request, 1) for request in answering[: budget - kept_back]]
         batch += self._share(prompts, budget - len(batch))
@@ -66,10 +71,6 @@ class Schedule:
             self._served += 1
             request.served = self._served
         return batch
-
-    @staticmethod
-    def _oldest_turn(requests: list[Request]) -> int:
-        return min(request.served for request in requests)
 
     def _share(self, prompts: list[Request], budget: int) -> list[tuple[Request, int]]:
         """Shares what is left of a step: half for the first in order, the rest to the shortest first.
@@ -111,12 +112,14 @@ class Schedule:
         refused, self._refused = self._refused, []
         return refused
 
-    def _make_room(self) -> None:
+    def _make_room(self) -> bool:
         """Room for the next token of everyone who runs, oldest and most important first.
 
-        Whoever loses frames here cannot get in again in the same step: it needs all that it had, and one
-        of them is gone.
+        Returns:
+            Whether somebody lost its frames. Nobody gets in in such a step while another runs: it could be
+            the one that lost them, for models with windows or states need fewer where they begin.
         """
+        lost = False
         for request in sorted(self.running, key=self._order):
             while request in self.running:
                 answer = self._room_for(request)
@@ -131,6 +134,8 @@ class Schedule:
                     break
                 else:
                     self._preempt(max(self.running, key=self._order))
+                    lost = True
+        return lost
 
     def _room_for(self, request: Request) -> object:
         """Asks for room if some is missing; None when all is there."""
@@ -187,8 +192,6 @@ class Schedule:
                 break
             self.waiting.remove(request)
             self._start(request, answer)
-        for request in self.waiting:
-            request.queued += 1
 
     def _start(self, request: Request, answer: Ready) -> None:
         request.computed = answer.cached
@@ -207,7 +210,12 @@ class Schedule:
         leader = request.leader
         if leader is None:
             return False
-        if not leader.ended and leader.first_token_s is None:
-            return True
+        if leader.first_token_s is None:
+            if leader.finish is None:
+                return True
+            # It has left nothing to find: the first of the others computes the prompt in its place.
+            for other in self.waiting:
+                if other.leader is leader:
+                    other.leader = request
         request.leader = None
         return False

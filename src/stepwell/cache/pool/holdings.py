@@ -9,18 +9,17 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from stepwell.base.observe import Counters
 from stepwell.base.settings import PoolSettings
 from stepwell.cache.pool.answer import Answer, Busy, Flags, Ready
-from stepwell.cache.pool.boundaries import answer_boundary, prompt_boundaries
+from stepwell.cache.pool.boundaries import prompt_boundaries
 from stepwell.cache.pool.buffers import KVBuffers, Memory
+from stepwell.cache.pool.keeping import Keeping
 from stepwell.cache.pool.limits import Limits
-from stepwell.cache.pool.request import Books, Kept, OpenRequest, check
-from stepwell.cache.pool.states import StateGroup, StateRow
+from stepwell.cache.pool.request import Books, OpenRequest, check
+from stepwell.cache.pool.states import StateGroup
 from stepwell.cache.pool.table import RequestTable, Rows
-from stepwell.cache.pool.view import StateView
 from stepwell.cache.pool.windows import WindowGroup, WindowRow
 from stepwell.core.chain import Chain
 from stepwell.core.check import Findings
@@ -29,7 +28,6 @@ from stepwell.core.frames import FrameIds, Frames
 from stepwell.core.page import Status
 from stepwell.core.prefixes import Found, Prefixes
 from stepwell.core.reasons import Reason
-from stepwell.core.walked import WalkedIndex
 
 
 class Holdings:
@@ -64,14 +62,12 @@ class Holdings:
         self._grid = settings.state_tokens or size
         self._keep = (settings.boundaries, replay_tokens)
         self._minimum = limits.pages(settings.minimum_hit_tokens)
-        walked = (*limits.windows, *limits.states)
-        sizes = [(cut.frames, cut.reach) for cut in walked]
+        sizes = [(cut.frames, cut.reach) for cut in (*limits.windows, *limits.states)]
         self.prefixes = Prefixes(
             self.frames, size, (limits.full is not None, sizes), Lru(limits.frames), counters
         )
-        requests = settings.requests
-        if limits.contiguous:
-            requests = min(requests, limits.frames // limits.span_frames())
+        spans = limits.frames // limits.span_frames() if limits.contiguous else settings.requests
+        requests = min(settings.requests, spans)
 
         def table() -> RequestTable:
             return RequestTable(requests, limits.positions, size)
@@ -89,10 +85,16 @@ class Holdings:
         )
         tables: list[tuple[RequestTable, ...]] = [] if self.table is None else [(self.table,)]
         tables += [group.tables for group in self.windows]
-        self.planes: tuple[tuple[KVBuffers, RequestTable], ...] = tuple(
-            pair
-            for planes, its in zip(memory.planes, tables, strict=True)
-            for pair in zip(planes, its, strict=True)
+        self.planes = _planes(memory, tables)
+        self._keeping = Keeping(
+            grid=self._grid,
+            count=settings.boundaries,
+            windows=self.windows,
+            states=self.states,
+            frames=self.frames,
+            take=self.take,
+            give_back=self.give_back,
+            counters=counters,
         )
 
     def open(
@@ -258,7 +260,7 @@ class Holdings:
         for group, row in zip(self.windows, opened.windows, strict=True):
             self.give_back(group.seal(row, chain, last, twins=twins))
         if self.prefixes.walked and last:
-            self._keep_boundaries(opened, before, last)
+            self._keeping.passed(opened, before, last * size)
         if self.limits.contiguous:
             return
         for group, row in zip(self.windows, opened.windows, strict=True):
@@ -287,76 +289,30 @@ class Holdings:
                 table.write(opened.row, first, kept)
                 self.give_back(spare)
 
-    def _keep_boundaries(self, opened: OpenRequest, before: int, last: int) -> None:
-        """Keeps the boundaries of the prompt that were passed, and the last few of the answer."""
-        size = self.limits.page_tokens
-        for position in opened.boundaries:
-            if before < position <= min(opened.committed, last * size):
-                self._keep_one(opened, position)
-        latest = answer_boundary(max(before, opened.prompt_tokens), last * size, self._grid)
-        if latest is None:
-            return
-        kept = self._keep_one(opened, latest)
-        if kept:
-            opened.recent.append(kept)
-        if len(opened.recent) > self._keep[0]:
-            for index, records, generations in opened.recent.popleft():
-                index.unwant(records, generations)
-
-    def _keep_one(self, opened: OpenRequest, position: int) -> Kept:
-        """Keeps a boundary in the window groups, and in the state groups if the request is just there."""
-        page = position // self.limits.page_tokens
-        kept: Kept = []
-        for window, row in zip(self.windows, opened.windows, strict=True):
-            records = window.before(row, page)
-            if records is None:
-                # Without its window a state would be of no use.
-                return kept
-            kept.append(self._want(window.index, records))
-        if opened.committed == position:
-            for group, state in zip(self.states, opened.states, strict=True):
-                if self._keep_state(group, state, opened.chain, page):
-                    kept.append(self._want(group.index, state.held))
-        return kept
-
-    def _want(
-        self, index: WalkedIndex, records: FrameIds
-    ) -> tuple[WalkedIndex, FrameIds, npt.NDArray[np.uint32]]:
-        index.want(records)
-        return index, records, self.frames.generation[records]
-
-    def _keep_state(self, group: StateGroup, state: StateRow, chain: Chain, page: int) -> bool:
-        if group.index.has(chain.key(page - 1)):
-            return False
-        spare = self.take(group.cut.frames)
-        if spare is None:
-            self._counters.add("states_skipped")
-            return False
-        # Making room may have taken the page whose key the state would be found by: then it is not.
-        if not group.seal(state, chain, page, spare):
-            self.give_back(spare)
-            return False
-        return True
-
     def close(self, request: Hashable, opened: OpenRequest) -> None:
         """Ends a request; what it sealed stays until it is evicted."""
         del self.requests[request]
+        parts: list[FrameIds] = []
         if self.table is not None and opened.lease is not None:
-            self.give_back(self.table.frames(opened.row, opened.lease.pages, opened.pages))
-        for group, row in zip(self.windows, opened.windows, strict=True):
-            self.give_back(group.close(row))
-        for states, state in zip(self.states, opened.states, strict=True):
-            self.give_back(states.close(state))
+            parts.append(self.table.frames(opened.row, opened.lease.pages, opened.pages))
+        parts += [group.close(row) for group, row in zip(self.windows, opened.windows, strict=True)]
+        parts += [
+            states.close(state) for states, state in zip(self.states, opened.states, strict=True)
+        ]
+        # At once and in the order of `open`, so that the span of a contiguous request stays one.
+        self.give_back(np.concatenate(parts))
         self.rows.give_back(opened.row)
         if self.prefixes.closed is not None and opened.lease is not None:
             self.prefixes.closed.release(opened.lease)
 
-    def state_views(self, opened: Sequence[OpenRequest]) -> tuple[StateView, ...]:
-        """Where a step of these requests reads and writes states."""
-        return tuple(
-            group.view([one.states[number] for one in opened])
-            for number, group in enumerate(self.states)
-        )
+    def drop(self, chain: Chain) -> int:
+        """As `PagePool.drop`."""
+        gone = self.prefixes.drop(chain)
+        if self.prefixes.closed is None:
+            # No tree tells who continues it: whoever has computed it seals nothing more.
+            for opened in self.requests.values():
+                opened.seals &= not opened.has_computed(chain)
+        return gone
 
     def forget_all(self) -> int:
         """Nobody finds what is sealed any more, and open requests seal nothing more."""
@@ -391,3 +347,14 @@ class Holdings:
         )
         check(findings, books)
         findings.raise_if_any()
+
+
+def _planes(
+    memory: Memory, tables: Sequence[tuple[RequestTable, ...]]
+) -> tuple[tuple[KVBuffers, RequestTable], ...]:
+    """The buffers of each plane with its table."""
+    return tuple(
+        pair
+        for planes, its in zip(memory.planes, tables, strict=True)
+        for pair in zip(planes, its, strict=True)
+    )

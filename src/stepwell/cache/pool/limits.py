@@ -79,18 +79,8 @@ class Limits:
         Raises:
             InputError: a size out of range, groups that cannot share frames, a capacity below one frame.
         """
-        for name in ("page_tokens", "capacity_bytes", "requests", "positions", "ahead_tokens"):
-            value = getattr(settings, name)
-            if type(value) is not int or value < 1:
-                raise InputError(f"{name} is {value!r}", limit="a whole number of 1 or more")
+        _check(settings)
         size = settings.page_tokens
-        if size > MAX_PAGE_TOKENS:
-            raise InputError(f"page_tokens is {size}", limit=f"{MAX_PAGE_TOKENS}")
-        grid = settings.state_tokens
-        if type(grid) is not int or grid < 0 or grid % size:
-            raise InputError(
-                f"state_tokens is {grid!r}", limit=f"a multiple of page_tokens, {size}; or 0"
-            )
         main = _main_group(geometry)
         paged = [group for group in geometry.groups if group.rule is not Rule.STATE]
         row_k = max(group.kv_heads * group.head_size_k for group in paged)
@@ -155,7 +145,8 @@ class Limits:
             count += (
                 min(pages, self.pages(cut.group.window - 1 + self.ahead_tokens) + 1) * cut.frames
             )
-        return count + sum(cut.frames for cut in self.states)
+        # Of a state the one that a step reads, when it was kept or is another's, and the one it writes.
+        return count + 2 * sum(cut.frames for cut in self.states)
 
     def refusal(self, tokens: int) -> NeverFits | None:
         """Why an empty pool could not take so many tokens, if it could not."""
@@ -172,6 +163,28 @@ class Limits:
                 "all; remedy: raise pool.capacity_bytes"
             )
         return None
+
+
+def _check(settings: PoolSettings) -> None:
+    for name in (
+        "page_tokens",
+        "capacity_bytes",
+        "requests",
+        "positions",
+        "ahead_tokens",
+        "boundaries",
+        "minimum_hit_tokens",
+    ):
+        value = getattr(settings, name)
+        if type(value) is not int or value < 1:
+            raise InputError(f"{name} is {value!r}", limit="a whole number of 1 or more")
+    size, grid = settings.page_tokens, settings.state_tokens
+    if size > MAX_PAGE_TOKENS:
+        raise InputError(f"page_tokens is {size}", limit=f"{MAX_PAGE_TOKENS}")
+    if type(grid) is not int or grid < 0 or grid % size:
+        raise InputError(
+            f"state_tokens is {grid!r}", limit=f"a multiple of page_tokens, {size}; or 0"
+        )
 
 
 def _main_group(geometry: Geometry) -> Group:

@@ -25,6 +25,7 @@ from stepwell.cache.pool.holdings import Holdings
 from stepwell.cache.pool.limits import Limits
 from stepwell.cache.pool.prompt import Prompt, chain_of
 from stepwell.cache.pool.request import OpenRequest
+from stepwell.cache.pool.states import views
 from stepwell.cache.pool.view import KVView, pack, send
 from stepwell.core.chain import Chain, as_tokens
 from stepwell.core.geometry import Geometry
@@ -306,7 +307,9 @@ class PagePool:
                 batch.append((opened.row, opened.committed, count))
             for opened, count in zip(every, counts.values(), strict=True):
                 opened.bound = count
-            view = pack(batch, self._held.planes, self._held.state_views(every))
+            view = pack(
+                batch, self._held.planes, views(self._held.states, [one.states for one in every])
+            )
         # Outside the lock: a copy to a device may wait for it. The rows were copied inside.
         return send(view, self._device)
 
@@ -330,7 +333,7 @@ class PagePool:
             )
         self._held.prefixes.hash_ahead(chain, chain.pages)
         with self._call:
-            gone = self._held.prefixes.drop(chain)
+            gone = self._held.drop(chain)
             self._after()
         return gone
 

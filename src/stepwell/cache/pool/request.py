@@ -24,8 +24,11 @@ from stepwell.core.page import Status
 from stepwell.core.prefixes import Prefixes
 from stepwell.core.walked import WalkedIndex
 
-Kept = list[tuple[WalkedIndex, FrameIds, npt.NDArray[np.uint32]]]
-"""Records that one kept boundary wants, with the generations of their frames."""
+Wish = tuple[WalkedIndex, FrameIds, npt.NDArray[np.uint32]]
+"""Records that one kept boundary wants in one group, with the generations of their frames."""
+
+Kept = list[Wish]
+"""What one kept boundary wants."""
 
 
 @dataclass(slots=True)
@@ -63,6 +66,11 @@ class OpenRequest:
     answer: Ready = field(init=False)
     bound: int | None = None
     recent: deque[Kept] = field(default_factory=deque)
+
+    def has_computed(self, chain: Chain) -> bool:
+        """Whether it has the KV of all pages of a chain."""
+        last = chain.pages - 1
+        return self.committed >= len(chain) and self.chain.key(last) == chain.key(last)
 
     @property
     def sealed(self) -> int:

@@ -92,3 +92,12 @@ class StateGroup:
         """Ends a row; returns its FILLING frames, the caller's to free."""
         self.index.release(opened.held)
         return opened.own
+
+
+def views(
+    groups: Sequence[StateGroup], opened: Sequence[Sequence[StateRow]]
+) -> tuple[StateView, ...]:
+    """Where a step reads and writes in each group; `opened` has the rows of each request."""
+    return tuple(
+        group.view([rows[number] for rows in opened]) for number, group in enumerate(groups)
+    )

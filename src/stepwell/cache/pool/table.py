@@ -77,11 +77,21 @@ class RequestTable:
         target = self.slots[row, first * size : (first + len(frames)) * size]
         np.add((frames * size)[:, None], self._within, out=target.reshape(-1, size))
         end = max(self._end[row], first + len(frames))
-        if first < self._end[row]:
-            # Written over: what was straight may be no more, and the other way round.
-            first = self._first[row]
-            frames = self.frames(row, first, end)
-        self._end[row] = end
+        over, self._end[row] = first < self._end[row], end
+        if over:
+            # What was straight may be no more, and the other way round.
+            self._look_over(row)
+        else:
+            self._append(row, first, frames)
+
+    def _look_over(self, row: int) -> None:
+        """Finds out anew from which page on a row is straight."""
+        first = self._first[row]
+        self._append(row, first, self.frames(row, first, self._end[row]))
+
+    def _append(self, row: int, first: int, frames: FrameIds) -> None:
+        """Notes whether the frames of pages from `first` to the end go on in a straight line."""
+        size = self.page_tokens
         whole = first == self._first[row]
         if whole or (len(frames) and self.slots[row, first * size - 1] + 1 != frames[0] * size):
             self._straight[row] = first
@@ -101,7 +111,8 @@ class RequestTable:
         """Pages of a row from this one on have no frames any more."""
         self.slots[row, page * self.page_tokens : self._end[row] * self.page_tokens] = NO_SLOT
         self._end[row] = page
-        self._straight[row] = min(self._straight[row], page)
+        if self._straight[row] >= page:
+            self._look_over(row)
 
     def span(self, row: int, first: int, last: int) -> tuple[int, int] | None:
         """The slice of slots that positions `[first, last)` of a row are, if they are one."""

@@ -85,7 +85,8 @@ class WindowGroup:
 
     def give(self, opened: WindowRow, frames: FrameIds) -> None:
         """Adds room: frames of the next pages, as many as `missing` said."""
-        pages = frames.reshape(-1, self.cut.frames)
+        # Each table gets neighbours.
+        pages = frames.reshape(self.cut.frames, -1).T
         if len(pages):
             self._write(opened.row, opened.end, pages)
             opened.end += len(pages)
@@ -134,14 +135,14 @@ class WindowGroup:
             table.forget(opened.row, behind)
         opened.first = behind
         self.index.release(gone)
-        return unsealed.reshape(-1)
+        return unsealed.T.reshape(-1)
 
     def cut_back(self, opened: WindowRow, page: int) -> FrameIds:
         """Takes the room from a page on back; returns its frames, the caller's to free."""
         page = max(page, opened.sealed)
         if page >= opened.end:
             return np.empty(0, np.int32)
-        frames = self.own(opened, page, opened.end).reshape(-1)
+        frames = self.own(opened, page, opened.end).T.reshape(-1)
         for table in self.tables:
             table.cut(opened.row, page)
         opened.end = page
@@ -149,7 +150,7 @@ class WindowGroup:
 
     def close(self, opened: WindowRow) -> FrameIds:
         """Ends a row; returns what was never sealed, the caller's to free."""
-        frames = self.own(opened, opened.sealed, opened.end).reshape(-1)
+        frames = self.own(opened, opened.sealed, opened.end).T.reshape(-1)
         for table in self.tables:
             table.clear(opened.row)
         self.index.release(opened.records)

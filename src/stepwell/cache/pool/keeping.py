@@ -1,0 +1,98 @@
+"""Keeping boundaries: their window pages are wanted, and a state is sealed where the request just is.
+
+Owns: nothing; it works on the rows of one request. Neighbours: `boundaries` chooses the positions, `holdings`
+says when, and has the frames; `core.walked` remembers what is wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stepwell.base.observe import Counters
+from stepwell.cache.pool.boundaries import answer_boundary
+from stepwell.cache.pool.request import Kept, OpenRequest, Wish
+from stepwell.cache.pool.states import StateGroup, StateRow
+from stepwell.cache.pool.windows import WindowGroup
+from stepwell.core.chain import Chain
+from stepwell.core.frames import FrameIds, Frames
+from stepwell.core.walked import WalkedIndex
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """Keeps boundaries in the window and state groups of a pool.
+
+    Attributes:
+        grid: tokens from one possible boundary to the next.
+        count: how many of the last boundaries of an answer.
+        windows: the window groups.
+        states: the state groups.
+        frames: of all groups.
+        take: frames for the state after the next step, or None.
+        give_back: of those that were not needed.
+        counters: counts what happens.
+    """
+
+    grid: int
+    count: int
+    windows: tuple[WindowGroup, ...]
+    states: tuple[StateGroup, ...]
+    frames: Frames
+    take: Callable[[int], FrameIds | None]
+    give_back: Callable[[FrameIds], None]
+    counters: Counters
+
+    def passed(self, opened: OpenRequest, before: int, last: int) -> None:
+        """Keeps the boundaries of the prompt that were passed, and the last few of the answer.
+
+        Args:
+            opened: the request, with its tokens committed and its pages sealed.
+            before: tokens that were committed before.
+            last: tokens up to which pages are sealed.
+        """
+        for position in opened.boundaries:
+            if before < position <= min(opened.committed, last):
+                self._keep(opened, position)
+        latest = answer_boundary(max(before, opened.prompt_tokens), last, self.grid)
+        if latest is None:
+            return
+        kept = self._keep(opened, latest)
+        if kept:
+            opened.recent.append(kept)
+        if len(opened.recent) > self.count:
+            for index, records, generations in opened.recent.popleft():
+                index.unwant(records, generations)
+
+    def _keep(self, opened: OpenRequest, position: int) -> Kept:
+        """Keeps a boundary in the window groups, and in the state groups if the request is just there."""
+        page = position // opened.chain.namespace.page_tokens
+        kept: Kept = []
+        for window, row in zip(self.windows, opened.windows, strict=True):
+            records = window.before(row, page)
+            if records is None:
+                # Without its window a state would be of no use.
+                return kept
+            kept.append(self._want(window.index, records))
+        if opened.committed == position:
+            for group, state in zip(self.states, opened.states, strict=True):
+                if self._keep_state(group, state, opened.chain, page):
+                    kept.append(self._want(group.index, state.held))
+        return kept
+
+    def _want(self, index: WalkedIndex, records: FrameIds) -> Wish:
+        index.want(records)
+        return index, records, self.frames.generation[records]
+
+    def _keep_state(self, group: StateGroup, state: StateRow, chain: Chain, page: int) -> bool:
+        if group.index.has(chain.key(page - 1)):
+            return False
+        spare = self.take(group.cut.frames)
+        if spare is None:
+            self.counters.add("states_skipped")
+            return False
+        # Making room may have taken the page whose key the state would be found by: then it is not.
+        if not group.seal(state, chain, page, spare):
+            self.give_back(spare)
+            return False
+        return True

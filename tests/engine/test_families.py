@@ -42,7 +42,7 @@ def test_a_mixed_batch_equals_transformers(family: str, parity_of: Any) -> None:
     parity = parity_of(tiny_model(family))
     shared = random_tokens(1, 27)
     asked = [shared + random_tokens(number, 3 + 7 * number) for number in range(2, 7)]
-    engine, recorder = parity.engine(frames=900, debug=True)
+    engine, recorder = parity.engine(frames=900)
     whole: dict[str, list[int]] = {}
     for run, flags in (("c", Flags.NO_READ | Flags.NO_WRITE), ("m", Flags.NONE), ("h", Flags.NONE)):
         for number, prompt in enumerate(asked):

@@ -346,6 +346,21 @@ def test_after_the_epoch_rises_nothing_old_is_reused(family: str) -> None:
             assert records[name].tokens == (*done, *rest.tokens)
 
 
+def test_scores_of_half_a_prompt_are_not_kept_over_an_epoch() -> None:
+    model = tiny_model("llama")
+    with engine_over(model, step_tokens=10) as engine:
+        name = engine.add(prompt(43), max_tokens=1, prompt_logprobs=0)
+        for _ in range(2):
+            engine.step()
+        assert engine._alive[name].prompt_scores
+        with torch.no_grad():
+            model.lm_head.weight.copy_(model.lm_head.weight.roll(5, 0))
+        engine.raise_epoch()
+        torn = engine.run()[name].prompt_logprobs
+        whole = engine.generate(prompt(43), max_tokens=1, prompt_logprobs=0).prompt_logprobs
+    assert [one.logprob for one in torn] == [one.logprob for one in whole]
+
+
 def test_an_epoch_may_rise_with_nobody_there(engine: Engine) -> None:
     engine.generate(prompt(18), max_tokens=1)
     assert [engine.raise_epoch(), engine.raise_epoch()] == [1, 2]

@@ -32,7 +32,7 @@ class WalkedIndex:
     A record is one page of a window group, or one state: `record_frames` frames, named by the first. It
     enters sealed and held by who sealed it (`seal`); it may leave when nobody holds it: before all others
     if no kept boundary wants it, else in the order of its last use. What leaves is LEAVING, and its frames
-    are the caller's to free. A match compares the token ids of every record that it needs. A record that is
+    are the caller's to free. A match compares the token ids and the place of every record that it needs. A record that is
     forgotten while held lives on, found by nobody, and leaves with its last hold. When a call raises,
     nothing has changed.
 
@@ -62,6 +62,7 @@ class WalkedIndex:
         self._wanted: npt.NDArray[np.int32] = np.zeros(frames.count, np.int32)  # by kept boundaries
         self._rest: dict[int, FrameIds] = {}  # further frames of a record that has some
         self._roots: dict[int, bytes] = {}
+        self._places: npt.NDArray[np.int32] = np.zeros(frames.count, np.int32)  # pages before it
         self._count = 0
         self._held = 0
         self._left: list[FrameIds] = []
@@ -96,7 +97,7 @@ class WalkedIndex:
 
     def _proved(self, chain: Chain, page: int) -> bool:
         frame = self._contents.find(chain.key(page))
-        if frame is None or self._roots[frame] != chain.root:
+        if frame is None or self._roots[frame] != chain.root or self._places[frame] != page:
             return False
         return self._contents.equal(np.array([frame], np.int32), chain, page) == 1
 
@@ -152,6 +153,7 @@ class WalkedIndex:
                 self._contents.claim([key], own[:1])
                 self._contents.write(own[:1], chain, page)
                 self._roots[record] = chain.root
+                self._places[record] = page
                 if self.record_frames > 1:
                     self._rest[record] = own[1:].copy()
                 fresh.append(own)

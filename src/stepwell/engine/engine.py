@@ -260,9 +260,6 @@ class Engine:
             The epoch of the namespace from now on.
         """
         self._schedule.preempt_all()
-        for request in self._alive.values():
-            if request.scores_left():
-                request.prompt_scores.clear()
         epoch = self.pool.raise_epoch()
         before = self._schedule.namespace
         self._schedule.namespace = replace(before, epoch=max(before.epoch + 1, epoch))

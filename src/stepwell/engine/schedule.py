@@ -151,9 +151,12 @@ class Schedule:
         self.enqueue(request)
 
     def preempt_all(self) -> None:
-        """Everyone who runs loses its frames and waits, tokens kept."""
+        """Everyone who runs loses its frames and waits: tokens kept, scores of half a prompt not."""
         for request in tuple(self.running):
             self._preempt(request)
+        for request in self.waiting:
+            if request.scores_left():
+                request.prompt_scores.clear()
 
     def leave(self, request: Request) -> None:
         """Takes a running request out and returns its frames."""

@@ -6,6 +6,7 @@ checked the input and holds the lock; `core.prefixes` finds and keeps; `windows`
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Sequence
 
 import numpy as np
@@ -28,6 +29,12 @@ from stepwell.core.frames import FrameIds, Frames
 from stepwell.core.page import Status
 from stepwell.core.prefixes import Found, Prefixes
 from stepwell.core.reasons import Reason
+
+
+def _shares(frames: FrameIds, parts: Sequence[int]) -> list[FrameIds]:
+    """Cuts one reservation into what each group gets."""
+    ends = [0, *itertools.accumulate(parts)]
+    return [frames[first:last] for first, last in itertools.pairwise(ends)]
 
 
 class Holdings:
@@ -122,7 +129,7 @@ class Holdings:
                 self._counters.add("opens_busy")
                 return self._busy(sum(parts))
             row = self.rows.take()
-            pieces = np.split(own, np.cumsum(parts)[:-1])
+            pieces = _shares(own, parts)
             opened = self._lay_out(row, chain, flags, found, pieces)
             cached = opened.committed
             opened.answer = Ready(
@@ -210,10 +217,13 @@ class Holdings:
             group.missing(row, opened.committed, end)
             for group, row in zip(self.windows, opened.windows, strict=True)
         ]
-        own = self.take(sum(parts))
+        missing = sum(parts)
+        if not missing:
+            return opened.answer
+        own = self.take(missing)
         if own is None:
-            return self._busy(sum(parts))
-        pieces = np.split(own, np.cumsum(parts)[:-1])
+            return self._busy(missing)
+        pieces = _shares(own, parts)
         if self.table is not None:
             mine = pieces.pop(0)
             self.table.write(opened.row, opened.pages, mine)

@@ -337,7 +337,7 @@ def test_a_request_that_just_fits_is_finished_even_after_preemption(llama: Any) 
         while len(engine._alive[name].tokens) < 20:
             engine.step()
         if preempted:
-            engine._schedule._preempt(engine._alive[name])
+            engine._schedule.preempt(engine._alive[name])
         record = engine.run()[name]
         assert (record.finish, len(record.tokens)) == (Finish.LENGTH, 5)
         assert record.preemptions == preempted

@@ -76,7 +76,7 @@ def preempted(
         records |= {event.name: event.record for event in engine.step() if event.record}
         steps += 1
         if steps % 3 == 0 and engine._schedule.running:
-            engine._schedule._preempt(engine._schedule.running[-1])
+            engine._schedule.preempt(engine._schedule.running[-1])
     engine.close()
     assert sum(record.preemptions for record in records.values()) > len(asked)
     for name, record in records.items():

@@ -128,7 +128,7 @@ def test_age_is_lost_with_the_frames() -> None:
     desk.step()
     assert desk.names() == (["old"], [])
     assert desk.schedule._priority(old) == 1
-    desk.schedule._preempt(old)
+    desk.schedule.preempt(old)
     assert desk.schedule._priority(old) == 0
 
 
@@ -202,7 +202,7 @@ def test_a_leader_that_loses_its_frames_still_leads() -> None:
     leader = desk.add("x", 18)
     follower = desk.add("x0", 18, leader=leader)
     desk.step()
-    desk.schedule._preempt(leader)
+    desk.schedule.preempt(leader)
     while leader.first_token_s is None:
         desk.step()
         assert desk.names()[1] == ["x0"]

@@ -438,3 +438,34 @@ def test_so_many_tokens_of_a_prompt_are_always_computed(model: Any, replay: int)
 def test_an_empty_name_is_a_name(engine: Engine) -> None:
     assert engine.add(prompt(5), max_tokens=2, name="") == ""
     assert list(engine.run()) == [""]
+
+
+@pytest.mark.parametrize("family", ["llama", "lfm2"])
+@pytest.mark.parametrize("torn", range(1, 7))
+def test_a_step_torn_between_its_commits_is_computed_again(family: str, torn: int) -> None:
+    """Ctrl-C after some states are written and some tokens committed: nobody hangs, nothing is wrong."""
+    model = tiny_model(family)
+    asked = [prompt(9 + 4 * seed, seed) for seed in range(3)]
+    with engine_over(model) as engine:
+        expected = [engine.generate(one, max_tokens=5, flags=Flags.NO_READ).tokens for one in asked]
+    with engine_over(model) as engine:
+        names = [engine.add(one, max_tokens=5) for one in asked]
+        commit, calls = engine.pool.commit, [0]
+
+        def tearing(*given: Any) -> None:
+            calls[0] += 1
+            if calls[0] == torn:
+                raise KeyboardInterrupt
+            commit(*given)
+
+        engine.pool.commit = tearing
+        records: dict[str, Any] = {}
+        interrupts = 0
+        while not engine.idle:
+            try:
+                records |= engine.run()
+            except KeyboardInterrupt:
+                interrupts += 1
+        assert interrupts == 1
+        assert [records[name].tokens for name in names] == expected
+        assert is_clean(engine)

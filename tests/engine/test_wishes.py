@@ -297,7 +297,7 @@ def test_prompt_logprobs_survive_a_preemption_in_the_middle(family: str) -> None
             for _ in range(steps):
                 engine.step()
             assert request in engine._schedule.running
-            engine._schedule._preempt(request)
+            engine._schedule.preempt(request)
         record = engine.run()[name]
     assert record.preemptions == 4
     check_prompt_logprobs(model, prompt(43), record, 0)
@@ -457,7 +457,7 @@ def test_progress_never_falls_back(model: Any) -> None:
         for steps in (2, 6, 3):
             for _ in range(steps):
                 engine.step()
-            engine._schedule._preempt(engine._alive[name])
+            engine._schedule.preempt(engine._alive[name])
         engine.run()
     assert heard == [10, 20, 30, 37]
 

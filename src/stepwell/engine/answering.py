@@ -9,6 +9,7 @@ numbers. Then states are written and tokens committed, request by request.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 import torch
@@ -77,21 +78,31 @@ class Answering:
         for name, logits in rows.items():
             if name not in broken:
                 self._score(by_name[name], logits, counts[name])
-        for computed in calls:
-            computed.save()
-        for request, count in batch:
-            if request.name in broken:
-                continue
-            end = request.computed + count
-            self._pool.commit(request.name, request.tokens[request.computed : end])
-            request.computed = end
-            request.computed_tokens += count
+        self._count(calls, [pair for pair in batch if pair[0].name not in broken])
         answers = [Answer(request, choice) for request, choice in zip(ends, chosen, strict=True)]
         for request, _ in batch:
             if request.name in broken:
                 request.detail = _BROKEN
                 answers.append(Answer(request, None))
         return answers
+
+    def _count(self, calls: list[Computed], batch: list[tuple[Request, int]]) -> None:
+        """Makes the step count: states are written, then tokens committed, request by request."""
+        left = deque(batch)
+        try:
+            for computed in calls:
+                computed.save()
+            while left:
+                request, count = left[0]
+                end = request.computed + count
+                self._pool.commit(request.name, request.tokens[request.computed : end])
+                request.computed = end
+                request.computed_tokens += count
+                left.popleft()
+        finally:
+            # Torn by Ctrl-C: a state may be ahead of its tokens, so whoever is left begins again.
+            for request, _ in left:
+                self._schedule.preempt(request)
 
     def _run(
         self, by_name: dict[str, Request], call: dict[str, int], rows: dict[str, torch.Tensor]

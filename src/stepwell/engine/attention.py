@@ -127,18 +127,15 @@ def _reader_of_all(view: KVView, plane: Plane) -> Reader:
     device = plane.write_slots.device
     firsts = torch.tensor(plane.firsts, device=device)[:, None]
     lengths = view.lengths.long()[:, None] - firsts
-    columns = torch.arange(int(max(t - f for (_, s, c), f in _ends(view, plane) for t in (s + c,))))
-    columns = columns.to(device)[None]
+    seen = zip(view.batch, plane.firsts, strict=True)
+    longest = max(start + count - first for (_, start, count), first in seen)
+    columns = torch.arange(longest, device=device)[None]
     there = columns < lengths
     rows = view.rows.long()[:, None]
     slots = plane.table[rows, (firsts + columns).clamp(max=plane.table.shape[1] - 1)].long()
     # What padding reads is masked but must be a number: any other slot may hold a NaN of somebody else.
     slots = slots.where(there, slots[:, :1])
     return Reader(0, len(view.batch), None, slots, there[:, None, None], causal=False)
-
-
-def _ends(view: KVView, plane: Plane) -> Any:
-    return zip(view.batch, plane.firsts, strict=True)
 
 
 def packed_attention(

@@ -121,6 +121,9 @@ class Schedule:
         """
         lost = False
         for request in sorted(self.running, key=self._order):
+            if not request.left:
+                # A step was torn between its commit and its token: the last token is computed again.
+                self.preempt(request)
             while request in self.running:
                 answer = self._room_for(request)
                 if isinstance(answer, Ready):
@@ -133,7 +136,7 @@ class Schedule:
                 elif answer is None:
                     break
                 else:
-                    self._preempt(max(self.running, key=self._order))
+                    self.preempt(max(self.running, key=self._order))
                     lost = True
         return lost
 
@@ -145,7 +148,8 @@ class Schedule:
             return self._pool.extend(request.name, 0)
         return None
 
-    def _preempt(self, request: Request) -> None:
+    def preempt(self, request: Request) -> None:
+        """A request loses its frames, keeps its tokens, and waits."""
         self.leave(request)
         request.preemptions += 1
         self.enqueue(request)
@@ -153,7 +157,7 @@ class Schedule:
     def preempt_all(self) -> None:
         """Everyone who runs loses its frames and waits: tokens kept, scores of half a prompt not."""
         for request in tuple(self.running):
-            self._preempt(request)
+            self.preempt(request)
         for request in self.waiting:
             if request.scores_left():
                 request.prompt_scores.clear()

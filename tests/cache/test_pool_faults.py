@@ -610,6 +610,14 @@ def test_f104_every_count_of_the_table_can_move(make_bench: Any, make_groups: An
     for name in "ab":
         groups.open(name, [5] * 12)
     groups.compute("a")
+    twins = make_groups("equal", frames=40)
+    for name in "ab":
+        twins.open(name, [5] * 12)
+    for name in "ab":
+        twins.compute(name)
+    twins.pool.raise_epoch()
+    for name in ("records_duplicate", "records_dropped"):
+        stats[name] += twins.pool.stats()[name]
     for name in ("records_sealed", "records_evicted", "states_skipped"):
         stats[name] += groups.pool.stats()[name]
     counts = {row.name for row in METRICS.values() if row.kind is Kind.COUNT}

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from stepwell.base.errors import GeometryError, InputError, MisuseError
 from stepwell.base.settings import EngineSettings, PoolSettings, Settings
 from stepwell.cache.pool import Flags
 from stepwell.cache.pool.limits import Limits
@@ -469,3 +470,108 @@ def test_a_step_torn_between_its_commits_is_computed_again(family: str, torn: in
         assert interrupts == 1
         assert [records[name].tokens for name in names] == expected
         assert is_clean(engine)
+
+
+@pytest.mark.parametrize("family", ["llama", "lfm2"])
+@pytest.mark.parametrize(
+    ("home", "name"),
+    [
+        ("_schedule", "_start"),
+        ("_schedule", "leave"),
+        ("_schedule", "enqueue"),
+        ("pool", "open"),
+        ("pool", "close"),
+    ],
+)
+@pytest.mark.parametrize("after", [False, True])
+def test_an_interrupt_between_the_lists_and_the_pool_loses_nobody(
+    family: str, home: str, name: str, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    """Ctrl-C before or after each thing that moves a request: all end, answers are right, nothing leaks."""
+    model = tiny_model(family)
+    asked = [prompt(9 + 4 * seed, seed) for seed in range(3)]
+    with engine_over(model) as engine:
+        expected = [engine.generate(one, max_tokens=5, flags=Flags.NO_READ).tokens for one in asked]
+    with engine_over(model) as engine:
+        names = [engine.add(one, max_tokens=5) for one in asked]
+        owner = getattr(engine, home)
+        real, left = getattr(owner, name), [1 if name == "enqueue" else 2]
+
+        def interrupted(*given: Any, **more: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0 and not after:
+                raise KeyboardInterrupt
+            answer = real(*given, **more)
+            if left[0] == 0:
+                raise KeyboardInterrupt
+            return answer
+
+        monkeypatch.setattr(owner, name, interrupted)
+        records: dict[str, Any] = {}
+        interrupts = steps = 0
+        while not engine.idle:
+            try:
+                records |= {event.name: event.record for event in engine.step() if event.record}
+                steps += 1
+                if steps == 2:
+                    engine._schedule.preempt(engine._schedule.running[-1])
+            except KeyboardInterrupt:
+                interrupts += 1
+            assert steps < 200
+        assert interrupts == 1
+        records |= {event.name: event.record for event in engine.step() if event.record}
+        for number, one in enumerate(names):
+            if records[one].finish is Finish.LENGTH:
+                assert records[one].tokens == expected[number]
+        assert is_clean(engine)
+
+
+def test_a_raising_step_loses_nobodys_record(engine: Engine) -> None:
+    engine.add(prompt(5), max_tokens=1, name="done")
+    engine.add(prompt(9), max_tokens=30, name="long")
+    compute, calls = engine._answering.compute, [0]
+
+    def raising(batch: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 4:
+            raise RuntimeError("the device is gone")
+        return compute(batch)
+
+    engine._answering.compute = raising
+    with pytest.raises(RuntimeError, match="gone"):
+        engine.run()
+    engine._answering.compute = compute
+    assert set(engine.run()) == {"done", "long"}
+
+
+def test_generate_says_that_somebody_cancelled_it(engine: Engine) -> None:
+    with pytest.raises(MisuseError, match="cancelled"):
+        engine.generate(prompt(40), name="a", progress=lambda _: engine.cancel("a"))
+    assert is_clean(engine)
+
+
+def test_an_id_that_has_no_embedding_is_refused_although_the_configuration_has_it() -> None:
+    """Else every step would raise, and nobody would get on."""
+    model = tiny_model("llama")
+    model.config.vocab_size = 500
+    with engine_over(model) as engine, pytest.raises(InputError, match="0 to 198"):
+        engine.add([300])
+
+
+def test_a_window_that_the_geometry_does_not_know_is_refused() -> None:
+    model = tiny_model("mistral")
+    with engine_over(model) as engine:
+        model.model.layers[1].self_attn.config.sliding_window = None
+        engine.add(prompt(5))
+        with pytest.raises(GeometryError, match="sliding_window=None"):
+            engine.step()
+        model.config.sliding_window = 24
+
+
+def test_samples_that_may_not_reuse_wait_for_nobody() -> None:
+    with engine_over(tiny_model("llama")) as engine:
+        names = engine.add_samples(prompt(9), 3, max_tokens=2, prompt_logprobs=0)
+        engine.step()
+        assert len(engine._schedule.running) == 3
+        records = engine.run()
+    assert all(len(records[name].prompt_logprobs) == 8 for name in names)

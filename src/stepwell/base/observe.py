@@ -38,6 +38,12 @@ _ROWS = (
     Metric("records_sealed", Kind.COUNT, "records", "window pages and states that became reusable"),
     Metric("records_evicted", Kind.COUNT, "records", "window pages and states taken back"),
     Metric(
+        "records_duplicate", Kind.COUNT, "records", "records computed twice; the first was kept"
+    ),
+    Metric(
+        "records_dropped", Kind.COUNT, "records", "records forgotten with their page or by wish"
+    ),
+    Metric(
         "states_skipped", Kind.COUNT, "states", "states not kept: the pool had no frames for them"
     ),
     Metric("key_collisions", Kind.COUNT, "pages", "equal keys with unequal tokens, refused"),

@@ -124,11 +124,18 @@ class Prefixes:
             # Without a full group the first of the others says how far the prompt is known.
             parted = known if self.closed is not None else self.walked[0].boundary(chain, known)
             parted = parted if parted > pages else 0
-        lease = None if self.closed is None else self.closed.take(request, path[:pages])
-        records = tuple(
-            index.hold(chain, max(0, pages - index.reach), pages) for index in self.walked
-        )
-        return Found(pages, lease, path[:pages], records, parted, reason)
+        lease: Lease | None = None
+        records: list[FrameIds] = []
+        try:
+            if self.closed is not None:
+                lease = self.closed.take(request, path[:pages])
+            records.extend(
+                index.hold(chain, max(0, pages - index.reach), pages) for index in self.walked
+            )
+        finally:
+            if len(records) < len(self.walked):
+                self._release(lease, records)
+        return Found(pages, lease, path[:pages], tuple(records), parted, reason)
 
     def _agree(self, chain: Chain, known: int) -> int:
         """The deepest boundary up to `known` that every walked group has; only ever steps back."""
@@ -143,11 +150,14 @@ class Prefixes:
 
     def let_go(self, found: Found) -> None:
         """Gives a match back unused."""
-        for index, records in zip(self.walked, found.records, strict=True):
-            index.release(records)
+        self._release(found.lease, found.records)
+
+    def _release(self, lease: Lease | None, records: Sequence[FrameIds]) -> None:
+        for index, its in zip(self.walked, records, strict=False):
+            index.release(its)
         # Last, so that pages were used later than what hangs on them, and leave after it.
-        if found.lease is not None and self.closed is not None:
-            self.closed.release(found.lease)
+        if lease is not None and self.closed is not None:
+            self.closed.release(lease)
 
     def evict(self, n: int) -> bool:
         """Takes at least n frames back, in the order of the policy: as many as it takes, or none.

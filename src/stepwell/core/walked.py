@@ -10,6 +10,8 @@ a hold covers each record, and a match walks from right to left, looking up each
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -144,34 +146,47 @@ class WalkedIndex:
         kept: list[int] = []
         spare: list[FrameIds] = []
         fresh: list[FrameIds] = []
-        for number, own in enumerate(frames):
-            page = first + number
-            key = chain.key(page)
-            here = self._contents.find(key)
-            if here is None:
-                record = int(own[0])
-                self._contents.claim([key], own[:1])
-                self._contents.write(own[:1], chain, page)
-                self._roots[record] = chain.root
-                self._places[record] = page
-                if self.record_frames > 1:
-                    self._rest[record] = own[1:].copy()
-                fresh.append(own)
-                kept.append(record)
-            elif twins and self._proved(chain, page):
-                kept.append(here)
-                spare.append(own)
-            else:
-                break
-        records = np.array(kept, np.int32)
-        if fresh:
-            new = np.concatenate(fresh)
+        done = False
+        try:
+            for page, own in enumerate(frames, first):
+                here = self._contents.find(chain.key(page))
+                if here is None:
+                    fresh.append(own)
+                    self._enter(own, chain, page)
+                    kept.append(int(own[0]))
+                elif twins and self._proved(chain, page):
+                    kept.append(here)
+                    spare.append(own)
+                else:
+                    break
+            new = np.concatenate(fresh) if fresh else _NONE
             self._policy.reset(new)
             self._frames.move(new, Status.SEALED)
-            self._count += len(fresh)
-            self._counters.add("records_sealed", len(fresh))
+            done = True
+        finally:
+            if not done:
+                for own in fresh:
+                    self._contents.forget_all(own[:1])
+                    self._roots.pop(int(own[0]), None)
+                    self._rest.pop(int(own[0]), None)
+        records = np.array(kept, np.int32)
+        self._count += len(fresh)
         self._hold(records)
+        self._counters.add("records_sealed", len(fresh))
+        self._counters.add("records_duplicate", len(spare))
+        if twins and len(kept) < len(frames):
+            self._counters.add("key_collisions")
         return Sealed(records, np.concatenate(spare) if spare else _NONE)
+
+    def _enter(self, own: FrameIds, chain: Chain, page: int) -> None:
+        """Notes a new record under its key."""
+        record = int(own[0])
+        self._contents.claim([chain.key(page)], own[:1])
+        self._contents.write(own[:1], chain, page)
+        self._places[record] = page
+        if self.record_frames > 1:
+            self._rest[record] = own[1:].copy()
+        self._roots[record] = chain.root
 
     def frames_of(self, records: FrameIds) -> FrameIds:
         """All frames of records; shape [n, record_frames]."""
@@ -246,6 +261,7 @@ class WalkedIndex:
                 self._contents.forget_all(np.array([record], np.int32))
             else:
                 self._leave(record)
+        self._counters.add("records_dropped", found)
         return found
 
     def forget_root(self, root: bytes | None) -> int:
@@ -274,6 +290,12 @@ class WalkedIndex:
     def found_keys(self) -> list[bytes]:
         """The keys of all records that can be found; linear."""
         return self._contents.keys_of(self.records())
+
+    def check_holds(self, findings: Findings, held: Sequence[FrameIds]) -> None:
+        """Notes holds that nobody has; `held` are the records of all holders, one entry for each hold."""
+        records = np.concatenate([_NONE, *held])
+        count = np.bincount(records, minlength=self._frames.count)
+        findings.expect(np.array_equal(count, self._holds), "a hold is nobody's, or one is missing")
 
     def check(self, findings: Findings) -> None:
         """Notes every broken invariant of keys, holds and frames."""

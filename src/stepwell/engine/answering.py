@@ -10,6 +10,7 @@ numbers. Then states are written and tokens committed, request by request.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -101,8 +102,9 @@ class Answering:
                 left.popleft()
         finally:
             # Torn by Ctrl-C: a state may be ahead of its tokens, so whoever is left begins again.
-            for request, _ in left:
-                self._schedule.preempt(request)
+            with ExitStack() as turns:
+                for request, _ in left:
+                    turns.callback(self._schedule.preempt, request)
 
     def _run(
         self, by_name: dict[str, Request], call: dict[str, int], rows: dict[str, torch.Tensor]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from stepwell.base.errors import GeometryError, MisuseError
 from stepwell.cache.pool.view import KVView, Plane
@@ -25,6 +25,9 @@ NAME = "stepwell_packed"
 _HARMLESS = frozenset({"position_ids", "use_cache", "output_router_logits"})
 """Keywords that models pass along and that change nothing here: positions are applied before the hook,
 past KV lies in the pool, and what a router thinks is none of attention's business."""
+
+_LOGITS = 1 << 26
+"""Logits that are looked at together: 256 MiB of float32."""
 
 _WITHOUT_EFFECT: dict[str, Any] = {"dropout": 0.0, "is_causal": True, "output_attentions": False}
 """Values at which a keyword asks for what the hook does anyway."""
@@ -77,8 +80,8 @@ class StepPlan:
         Args:
             view: of the step.
             places: of each layer, its plane and its number there.
-            together: read all requests that compute one token in one padded call: fewer kernels for
-                more bytes, which pays on a GPU.
+            together: if all requests compute one token, read them in one padded call: fewer kernels
+                for more bytes, which pays on a GPU.
         """
         masks: dict[tuple[int, int | None], Any] = {}
         readers = tuple(_readers(view, plane, masks, together=together) for plane in view.planes)
@@ -89,25 +92,22 @@ def _readers(
     view: KVView, plane: Plane, masks: dict[tuple[int, int | None], Any], *, together: bool
 ) -> tuple[Reader, ...]:
     readers: list[Reader] = []
-    singles = [number for number, (_, _, count) in enumerate(view.batch) if count == 1]
-    joined = set(singles) if together and len(singles) == len(view.batch) > 1 else set()
-    if joined:
-        readers.append(_reader_of_all(view, plane))
+    if together and len(view.batch) > 1 and all(count == 1 for _, _, count in view.batch):
+        return (_reader_of_all(view, plane),)
+    window = plane.buffers.group.window
     first = 0
     for number, (row, start, count) in enumerate(view.batch):
-        if number not in joined:
-            total, low = start + count, plane.firsts[number]
-            window = plane.buffers.group.window
-            plain = count == 1 or (start == 0 and (window is None or count <= window))
-            mask = None
-            if not plain:
-                key = (number, window)
-                if key not in masks:
-                    masks[key] = _mask(low, start, total, window, plane.write_slots.device)
-                mask = masks[key]
-            span = plane.spans[number]
-            slots = None if span else plane.table[row, low:total].long()
-            readers.append(Reader(first, first + count, span, slots, mask, plain and count > 1))
+        total, low = start + count, plane.firsts[number]
+        plain = count == 1 or (start == 0 and (window is None or count <= window))
+        mask = None
+        if not plain:
+            key = (number, window)
+            if key not in masks:
+                masks[key] = _mask(low, start, total, window, plane.write_slots.device)
+            mask = masks[key]
+        span = plane.spans[number]
+        slots = None if span else plane.table[row, low:total].long()
+        readers.append(Reader(first, first + count, span, slots, mask, plain and count > 1))
         first += count
     return tuple(readers)
 
@@ -228,6 +228,9 @@ def _fused(
 class _Plain:
     """Attention step by step, for what torch's kernels do not have.
 
+    Source: bounded logits are Gemma 2's (2024), a learned logit that takes weight to nothing is GPT-OSS's
+    (2025), after "Efficient Streaming Language Models with Attention Sinks" (Xiao et al., 2023).
+
     Attributes:
         scaling: factor of the logits.
         softcap: they are bent to stay within this bound, or None.
@@ -241,10 +244,24 @@ class _Plain:
     def attend(
         self, reader: Reader, asking: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
-        """As `_fused`."""
-        several = keys.dim() == 4
-        if not several:
-            keys, values = keys[None], values[None]
+        """As `_fused`, so many queries at a time that their logits stay within bounds."""
+        if keys.dim() == 4:
+            return self._part(asking, keys, values, reader.mask)
+        most = max(1, _LOGITS // (asking.shape[1] * len(keys)))
+        parts: list[torch.Tensor] = []
+        for first in range(0, len(asking), most):
+            some = asking[first : first + most]
+            mask = None if reader.mask is None else reader.mask[first : first + most]
+            if reader.causal:
+                mask = _mask(0, first, first + len(some), None, asking.device)
+                mask = pad(mask, (0, len(keys) - mask.shape[1]))
+            parts.append(self._part(some, keys[None], values[None], mask))
+        return torch.cat(parts)
+
+    def _part(
+        self, asking: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: Any
+    ) -> torch.Tensor:
+        """Keys and values of one request, or of one for each query; shape [rows, tokens, heads, size]."""
         rows, heads = len(keys), asking.shape[1]
         kv_heads = keys.shape[2]
         # Heads that share a KV head side by side: shape [rows, kv_heads, shared, queries, size].
@@ -253,12 +270,10 @@ class _Plain:
         logits = query @ keys.permute(0, 2, 3, 1)[:, :, None] * self.scaling
         if self.softcap is not None:
             logits = torch.tanh(logits / self.softcap) * self.softcap
-        mask = reader.mask
-        if reader.causal:
-            size = logits.shape[-2:]
-            mask = torch.ones(size, dtype=torch.bool, device=logits.device).tril()
         if mask is not None:
-            logits = logits.masked_fill(~(mask[:, :, None] if several else mask), float("-inf"))
+            logits = logits.masked_fill(
+                ~(mask[:, :, None] if mask.dim() == 4 else mask), float("-inf")
+            )
         if self.sinks is not None:
             sinks = self.sinks.reshape(1, kv_heads, -1, 1, 1).expand(
                 rows, -1, -1, logits.shape[-2], 1
@@ -275,8 +290,9 @@ def _refuse(attention_mask: Any, plane: Plane, keywords: dict[str, Any]) -> None
         raise GeometryError(
             "the model passed an attention mask", limit="None: the plan says what is seen"
         )
-    window = keywords.pop("sliding_window", None)
-    if window is not None and window != plane.buffers.group.window:
+    # Qwen2-MoE passes none at all, and means what its configuration says.
+    window = keywords.pop("sliding_window", plane.buffers.group.window)
+    if window != plane.buffers.group.window:
         raise GeometryError(
             f"the model passed sliding_window={window} to a layer of group "
             f"{plane.buffers.group.name!r}",

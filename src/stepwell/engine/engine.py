@@ -17,7 +17,7 @@ from typing import Any, Self
 from stepwell.base.clock import Clock, SystemClock
 from stepwell.base.errors import InputError, MisuseError
 from stepwell.base.settings import Settings
-from stepwell.cache.pool import PagePool
+from stepwell.cache.pool import Flags, PagePool
 from stepwell.core.chain import Tokens, as_tokens
 from stepwell.core.geometry import Geometry
 from stepwell.core.key import Namespace
@@ -30,7 +30,21 @@ from stepwell.engine.text import TextStream
 
 Decode = Callable[[list[int]], str]
 
-_NO_TEXT = "decode raised on the answer; remedy: give a decode that takes every id of the model"
+_NO_TEXT = (
+    "the answer could not be handed over: decode raised, or the step was interrupted; "
+    "remedy: give a decode that takes every id of the model, and ask again"
+)
+
+
+def _text(decode: Decode | None, wishes: Wishes) -> TextStream | None:
+    if decode is not None:
+        return TextStream(decode, wishes.stop_texts)
+    if wishes.stop_texts:
+        raise InputError(
+            "stop texts were given to an engine that cannot decode",
+            remedy="make it with Engine(..., decode=tokenizer.decode), or stop at token ids",
+        )
+    return None
 
 
 class Engine:
@@ -69,7 +83,8 @@ class Engine:
         dtype = str(model.dtype).removeprefix("torch.")
         read = Geometry.from_hf_config(model.config, dtype)
         self.geometry = replace(read, replay_tokens=settings.engine.replay_tokens)
-        self.vocabulary = int(model.config.vocab_size)
+        embedded = int(model.get_input_embeddings().num_embeddings)
+        self.vocabulary = min(int(model.config.vocab_size), embedded)
         chosen = settings.pool
         sizes = replace(
             chosen,
@@ -136,7 +151,7 @@ class Engine:
     def add_samples(
         self, prompt: Iterable[int], n: int, wishes: Wishes | None = None, **more: Any
     ) -> tuple[str, ...] | QueueBusy:
-        """Takes n requests for the same prompt, which is computed once.
+        """Takes n requests for the same prompt, which is computed once unless their wishes forbid reuse.
 
         Each draws with a seed of its own: that of the wishes, if they have one, and those that follow it.
 
@@ -168,6 +183,8 @@ class Engine:
             raise MisuseError("the engine is closed", remedy="make another one over the model")
         tokens = self._checked(prompt)
         name, progress = own
+        if progress is not None and not callable(progress):
+            raise InputError(f"progress is {progress!r}", limit="a function of one Progress")
         if not isinstance(name, str | None):
             raise InputError(f"name is {name!r}", limit="a text")
         if name in self._alive:
@@ -179,7 +196,9 @@ class Engine:
                 "remedy: try again later, or raise engine.queue_requests"
             )
             return QueueBusy(waiting, text)
-        texts = [self._text(wishes) for _ in range(n)]
+        # With these every one computes the prompt for itself: there is nobody to wait for.
+        alone = wishes.flags != Flags.NONE or wishes.prompt_logprobs is not None
+        texts = [_text(self._decode, wishes) for _ in range(n)]
         first = wishes.sampling.seed
         seed = secrets.randbits(64) if first is None else first
         made: list[Request] = []
@@ -193,12 +212,12 @@ class Engine:
                 number=self._count,
                 arrived_s=self._clock.now_s(),
                 text=texts[number],
-                leader=made[0] if made else None,
+                leader=made[0] if made and not alone else None,
                 progress=progress,
             )
             self._count += 1
-            self._alive[request.name] = request
             self._schedule.enqueue(request)
+            self._alive[request.name] = request
             made.append(request)
         return tuple(request.name for request in made)
 
@@ -219,16 +238,6 @@ class Engine:
             number += 1
         return f"request-{number}"
 
-    def _text(self, wishes: Wishes) -> TextStream | None:
-        if self._decode is not None:
-            return TextStream(self._decode, wishes.stop_texts)
-        if wishes.stop_texts:
-            raise InputError(
-                "stop texts were given to an engine that cannot decode",
-                remedy="make it with Engine(..., decode=tokenizer.decode), or stop at token ids",
-            )
-        return None
-
     def cancel(self, name: str) -> Record:
         """Ends a request between two steps, wherever it is; what it was not told yet is dropped.
 
@@ -238,13 +247,11 @@ class Engine:
         request = self._alive.get(name)
         if request is None:
             raise MisuseError(f"request {name!r} is not alive", remedy="it may have ended already")
-        if request in self._schedule.running:
-            self._schedule.leave(request)
-        else:
-            self._schedule.waiting.remove(request)
-        self._inbox = [(whose, event) for whose, event in self._inbox if whose is not request]
         request.finish_text()
-        return self._end(request, Finish.CANCELLED)
+        record = self._end(request, Finish.CANCELLED)
+        self._schedule.take_out(request)
+        self._inbox = [(whose, event) for whose, event in self._inbox if whose is not request]
+        return record
 
     def computed(self, name: str) -> int | None:
         """Tokens of a request whose KV is there, for showing progress; None when it is not alive."""
@@ -310,12 +317,13 @@ class Engine:
             if finish is not None:
                 if finish is Finish.FAULT and choice is not None:
                     request.detail = _NO_TEXT
-                self._schedule.leave(request)
                 record = self._end(request, finish)
             self._inbox.append((request, Event(request.name, choice, text, record)))
+            if record is not None:
+                self._schedule.leave(request)
 
     def _end(self, request: Request, finish: Finish) -> Record:
-        del self._alive[request.name]
+        self._alive.pop(request.name, None)
         request.finish = finish
         return request.record(finish, self._clock.now_s())
 
@@ -367,13 +375,11 @@ class Engine:
         Raises:
             MisuseError: nobody can move on.
         """
-        records: dict[str, Record] = {}
-        while self._alive or self._inbox:
-            if not self._inbox:
-                self._move_on()
-            inbox, self._inbox = self._inbox, []
-            records |= {event.name: event.record for _, event in inbox if event.record is not None}
-        return records
+        # Everything stays in the inbox until the end: a step that raises loses nobody's record.
+        while self._alive:
+            self._move_on()
+        inbox, self._inbox = self._inbox, []
+        return {event.name: event.record for _, event in inbox if event.record is not None}
 
     def _move_on(self) -> None:
         if not self._advance():
@@ -387,7 +393,10 @@ class Engine:
         """Answers one prompt; the wishes are those of `add`."""
         name = self.add(prompt, wishes, **more)
         try:
-            return next(event.record for event in self.stream(name) if event.record is not None)
+            records = [event.record for event in self.stream(name) if event.record is not None]
+            if not records:
+                raise MisuseError(f"request {name!r} was cancelled while it was generated")
+            return records[0]
         finally:
             if name in self._alive:
                 self.cancel(name)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from stepwell.base.errors import InputError
 from stepwell.cache.pool.answer import Flags
-from stepwell.core.chain import as_tokens
+from stepwell.core.chain import Chain, as_tokens
 from stepwell.core.reasons import Reason
 from stepwell.engine.sampling import MAX_LOGPROBS, Choice, Draw, Sampling
 from stepwell.engine.text import TextStream
@@ -26,7 +26,7 @@ class Finish(StrEnum):
     CANCELLED = "cancelled"
     """Somebody cancelled it."""
     FAULT = "fault"
-    """The model gave logits that are no numbers."""
+    """The model gave logits that are no numbers, or the answer could not be decoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Wishes:
     """
 
     max_tokens: int = 256
-    stop: Iterable[int] = ()
+    stop: Collection[int] = ()
     stop_texts: tuple[str, ...] = ()
     sampling: Sampling = field(default_factory=Sampling)
     prompt_logprobs: int | None = None
@@ -64,6 +64,8 @@ class Wishes:
             raise InputError(f"flags are {self.flags!r}", limit="stepwell.Flags")
         if not isinstance(self.sampling, Sampling):
             raise InputError(f"sampling is {self.sampling!r}", limit="a stepwell.Sampling")
+        if not isinstance(self.stop_texts, tuple | list):
+            raise InputError(f"stop_texts are {self.stop_texts!r}", limit="a tuple of texts")
         top = self.prompt_logprobs
         if top is not None and (type(top) is not int or not 0 <= top <= MAX_LOGPROBS):
             raise InputError(f"prompt_logprobs is {top!r}", limit=f"0 to {MAX_LOGPROBS}, or None")
@@ -121,6 +123,7 @@ class Request:
         queued: steps that it has waited since it last got in.
         prompt_scores: log-probabilities of the prompt's tokens so far, the first of which has none.
         told: of its prompt, how many tokens `progress` was told of.
+        chain: its tokens under the namespace that it was last opened with.
         finish: why it ended, once it has its record.
     """
 
@@ -149,6 +152,7 @@ class Request:
     first_token_s: float | None = None
     prompt_scores: list[Choice] = field(default_factory=list)
     told: int = 0
+    chain: Chain | None = None
     finish: Finish | None = None
 
     @property
@@ -183,7 +187,7 @@ class Request:
             The text that can be handed out now, and why this was the last token, if it was.
         """
         self.tokens.append(choice.token)
-        if choice.token in frozenset(self.wishes.stop):
+        if choice.token in self.wishes.stop:
             return self.finish_text(), Finish.STOP
         new = "" if self.text is None else self.text.push(choice.token)
         if self.text is not None and self.text.stopped is not None:

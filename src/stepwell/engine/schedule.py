@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from stepwell.base.clock import Clock
 from stepwell.base.settings import EngineSettings
-from stepwell.cache.pool import Flags, NeverFits, PagePool, Ready
+from stepwell.cache.pool import Answer, Flags, NeverFits, PagePool, Ready
+from stepwell.core.chain import Chain
 from stepwell.core.key import Namespace
 from stepwell.engine.request import Finish, Request
 
@@ -16,7 +17,8 @@ _AGING_STEPS = 256
 """Steps in the queue after which a request counts as one priority higher: nobody waits for ever."""
 
 _SCORED_TOKENS = 256
-"""Tokens of a step of which all logits are wanted: each is a row as long as the vocabulary."""
+"""Tokens of a request in a step while all their logits are wanted: each is a row as long as the
+vocabulary."""
 
 _PROMPT_SHARE = 4
 """Of a step's tokens, one in so many is kept for prompts when there are any."""
@@ -51,6 +53,7 @@ class Schedule:
 
         Requests that can never go on are for `take_refused` instead.
         """
+        self._reconcile()
         lost = self._make_room()
         if not (lost and self.running):
             self._admit()
@@ -71,6 +74,22 @@ class Schedule:
             self._served += 1
             request.served = self._served
         return batch
+
+    def _reconcile(self) -> None:
+        """Puts right what Ctrl-C may have torn: who is where, in the lists and in the pool.
+
+        Every change of lists is made so that nobody is in none of them, and may leave somebody in two.
+        """
+        for request in tuple(self.running):
+            if request.finish is not None:
+                self.leave(request)
+            elif request.name not in self._pool:
+                self.running.remove(request)
+                request.computed = 0
+                self.waiting.append(request)
+        running = set(self.running)
+        seen = dict.fromkeys(self.waiting)
+        self.waiting = [one for one in seen if one.finish is None and one not in running]
 
     def _share(self, prompts: list[Request], budget: int) -> list[tuple[Request, int]]:
         """Shares what is left of a step: half for the first in order, the rest to the shortest first.
@@ -140,7 +159,7 @@ class Schedule:
                     lost = True
         return lost
 
-    def _room_for(self, request: Request) -> object:
+    def _room_for(self, request: Request) -> Answer | None:
         """Asks for room if some is missing; None when all is there."""
         if request.room < len(request.tokens):
             return self._pool.extend(request.name, 1)
@@ -150,9 +169,9 @@ class Schedule:
 
     def preempt(self, request: Request) -> None:
         """A request loses its frames, keeps its tokens, and waits."""
+        self.enqueue(request)
         self.leave(request)
         request.preemptions += 1
-        self.enqueue(request)
 
     def preempt_all(self) -> None:
         """Everyone who runs loses its frames and waits: tokens kept, scores of half a prompt not."""
@@ -164,10 +183,18 @@ class Schedule:
 
     def leave(self, request: Request) -> None:
         """Takes a running request out and returns its frames."""
+        if request.name in self._pool:
+            self._pool.close(request.name)
         self.running.remove(request)
         request.computed = 0
         request.queued = 0
-        self._pool.close(request.name)
+
+    def take_out(self, request: Request) -> None:
+        """A request is no longer served, wherever it is."""
+        if request in self.running:
+            self.leave(request)
+        if request in self.waiting:
+            self.waiting.remove(request)
 
     def enqueue(self, request: Request) -> None:
         """A request waits."""
@@ -189,7 +216,10 @@ class Schedule:
             flags = request.wishes.flags
             if request.scores_left():
                 flags |= Flags.NEEDS_LOGITS
-            answer = self._pool.open(request.name, request.tokens, self.namespace, flags)
+            if request.name in self._pool:
+                # Its last admission was torn between the pool and the lists.
+                self._pool.close(request.name)
+            answer = self._pool.open(request.name, self._chain(request), flags=flags)
             if isinstance(answer, NeverFits):
                 request.detail = answer.text
                 self.waiting.remove(request)
@@ -197,8 +227,15 @@ class Schedule:
                 continue
             if not isinstance(answer, Ready):
                 break
-            self.waiting.remove(request)
             self._start(request, answer)
+            self.waiting.remove(request)
+
+    def _chain(self, request: Request) -> Chain:
+        """Its tokens with the keys found so far: whoever waits is not hashed anew in every step."""
+        if request.chain is None or request.chain.namespace is not self.namespace:
+            request.chain = Chain(self.namespace)
+        request.chain.append(request.tokens[len(request.chain) :])
+        return request.chain
 
     def _start(self, request: Request, answer: Ready) -> None:
         request.computed = answer.cached

@@ -36,12 +36,18 @@ class Call:
                 "the pool was called from inside one of its own calls",
                 remedy="do not call it from finalizers or signal handlers",
             )
-        self._lock.acquire()
-        self._owner = me
-        if self._torn is not None:
-            self._owner = None
-            self._lock.release()
-            raise self._torn
+        taken = entered = False
+        try:
+            taken = self._lock.acquire()
+            self._owner = me
+            if self._torn is not None:
+                raise self._torn
+            entered = True
+        finally:
+            # Also when Ctrl-C comes before the body of the call: nobody would release the lock.
+            if taken and not entered:
+                self._owner = None
+                self._lock.release()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None

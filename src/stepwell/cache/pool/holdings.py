@@ -62,9 +62,8 @@ class Holdings:
         self.limits = limits
         self.requests: dict[Hashable, OpenRequest] = {}
         self.frames = Frames(limits.frames)
-        self._memory = memory
+        self._poison = memory.poison if settings.debug else None
         self._counters = counters
-        self._debug = settings.debug
         size = limits.page_tokens
         self._grid = settings.state_tokens or size
         self._keep = (settings.boundaries, replay_tokens)
@@ -73,8 +72,7 @@ class Holdings:
         self.prefixes = Prefixes(
             self.frames, size, (limits.full is not None, sizes), Lru(limits.frames), counters
         )
-        spans = limits.frames // limits.span_frames() if limits.contiguous else settings.requests
-        requests = min(settings.requests, spans)
+        requests = limits.rows(settings.requests)
 
         def table() -> RequestTable:
             return RequestTable(requests, limits.positions, size)
@@ -117,7 +115,6 @@ class Holdings:
             override: the reason to give instead of the lookup's.
         """
         if not self.rows.free:
-            self._counters.add("opens_busy")
             return Busy(short_rows=1)
         found = self.prefixes.match(request, chain, limit, self._minimum)
         parts = self._parts(found, self.limits.positions if self.limits.contiguous else len(chain))
@@ -126,7 +123,6 @@ class Holdings:
         try:
             own = self.take(sum(parts))
             if own is None:
-                self._counters.add("opens_busy")
                 return self._busy(sum(parts))
             row = self.rows.take()
             pieces = _shares(own, parts)
@@ -176,16 +172,15 @@ class Holdings:
             group.give(window, left.pop(0))
             windows.append(window)
         states = [group.open(found.pages, records.pop(0), left.pop(0)) for group in self.states]
-        refuses = chain.namespace.refusal is not None or limits.contiguous
-        seals = not refuses and Flags.NO_WRITE not in flags
+        refused = limits.contiguous or chain.namespace.refusal is not None
+        seals = not refused and Flags.NO_WRITE not in flags
         size = limits.page_tokens
         boundaries: tuple[int, ...] = ()
         if seals and self.prefixes.walked:
-            cached, parted = found.pages * size, found.parted * size
-            boundaries = prompt_boundaries(len(chain), cached, parted, self._grid, self._keep)
+            known = (found.pages * size, found.parted * size)
+            boundaries = prompt_boundaries(len(chain), *known, self._grid, self._keep)
         return OpenRequest(
             chain=chain,
-            prompt_tokens=len(chain),
             row=row,
             pages=pages,
             committed=found.pages * size,
@@ -269,6 +264,10 @@ class Holdings:
             last = opened.sealed if opened.lease is not None and opened.lease.grows else 0
         for group, row in zip(self.windows, opened.windows, strict=True):
             self.give_back(group.seal(row, chain, last, twins=twins))
+            if row.sealed < last:
+                # A page of others under this key, or of somebody whom it may not follow: what comes after it
+                # would be found as the continuation of theirs.
+                opened.seals = False
         if self.prefixes.walked and last:
             self._keeping.passed(opened, before, last * size)
         if self.limits.contiguous:
@@ -324,17 +323,16 @@ class Holdings:
                 opened.seals &= not opened.has_computed(chain)
         return gone
 
-    def forget_all(self) -> int:
+    def forget_all(self) -> None:
         """Nobody finds what is sealed any more, and open requests seal nothing more."""
-        gone = self.prefixes.drop_all()
+        self.prefixes.drop_all()
         for opened in self.requests.values():
             opened.seals = False
-        return gone
 
     def give_back(self, frames: FrameIds) -> None:
         """Frees frames that are FILLING or LEAVING."""
-        if self._debug:
-            self._memory.poison(frames)
+        if self._poison is not None:
+            self._poison(frames)
         self.frames.move(frames, Status.FREE)
 
     def free_what_left(self) -> None:

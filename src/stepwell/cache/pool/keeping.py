@@ -30,7 +30,7 @@ class Keeping:
         states: the state groups.
         frames: of all groups.
         take: frames for the state after the next step, or None.
-        give_back: of those that were not needed.
+        give_back: of those that came to no use.
         counters: counts what happens.
     """
 
@@ -76,23 +76,32 @@ class Keeping:
             kept.append(self._want(window.index, records))
         if opened.committed == position:
             for group, state in zip(self.states, opened.states, strict=True):
-                if self._keep_state(group, state, opened.chain, page):
-                    kept.append(self._want(group.index, state.held))
+                kept += self._keep_state(group, state, opened.chain, page)
         return kept
 
     def _want(self, index: WalkedIndex, records: FrameIds) -> Wish:
         index.want(records)
         return index, records, self.frames.generation[records]
 
-    def _keep_state(self, group: StateGroup, state: StateRow, chain: Chain, page: int) -> bool:
-        if group.index.has(chain.key(page - 1)):
-            return False
+    def _keep_state(
+        self, group: StateGroup, state: StateRow, chain: Chain, page: int
+    ) -> list[Wish]:
+        index = group.index
+        if index.has(chain.key(page - 1)):
+            if index.boundary(chain, page) < page:
+                return []
+            # It is kept for this prompt too, and was used last by it.
+            there = index.hold(chain, page - 1, page)
+            wish = self._want(index, there)
+            index.release(there)
+            return [wish]
         spare = self.take(group.cut.frames)
         if spare is None:
             self.counters.add("states_skipped")
-            return False
-        # Making room may have taken the page whose key the state would be found by: then it is not.
-        if not group.seal(state, chain, page, spare):
-            self.give_back(spare)
-            return False
-        return True
+            return []
+        try:
+            group.seal(state, chain, page, spare)
+        finally:
+            if state.own is not spare:
+                self.give_back(spare)
+        return [self._want(index, state.held)]

@@ -134,6 +134,10 @@ class Limits:
         each = sum(cut.frames for cut in (self.full, *self.windows) if cut is not None)
         return pages * each + sum(cut.frames for cut in self.states)
 
+    def rows(self, requests: int) -> int:
+        """Requests that can be open at once, of so many that were asked for."""
+        return min(requests, self.frames // self.span_frames()) if self.contiguous else requests
+
     def request_frames(self, tokens: int) -> int:
         """Frames that a request of so many tokens needs at most at one time, if it shares none."""
         if self.contiguous:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from stepwell.base.errors import InputError, MisuseError
 from stepwell.base.observe import Counters
 from stepwell.base.settings import PoolSettings
-from stepwell.cache.pool.answer import Answer, Flags
+from stepwell.cache.pool.answer import Answer, Busy, Flags
 from stepwell.cache.pool.buffers import Memory
 from stepwell.cache.pool.call import Call
 from stepwell.cache.pool.holdings import Holdings
@@ -77,6 +77,7 @@ class PagePool:
         self.page_tokens = self.limits.page_tokens
         self.frames = self.limits.frames
         self.epoch = 0
+        self._newest_epoch = 0  # of the namespaces that were seen
         memory = Memory(self.limits, device)
         self.planes = tuple(buffers for planes in memory.planes for buffers in planes)
         self._device = device
@@ -125,9 +126,11 @@ class PagePool:
                     f"request {request!r} is open already", remedy="close it, or use another name"
                 )
             self._check_epoch(chain)
+            self._newest_epoch = max(self._newest_epoch, chain.namespace.epoch)
             answer: Answer | None = self.limits.refusal(len(chain))
             if answer is None:
                 answer = self._held.open(request, chain, flags, limit, override)
+                self._counters.add("opens_busy", isinstance(answer, Busy))
             else:
                 self._counters.add("opens_refused")
             self._after()
@@ -150,6 +153,11 @@ class PagePool:
         if Flags.NEEDS_LOGITS in flags:
             return Reason.NEEDS_LOGITS
         return Reason.NO_READ if Flags.NO_READ in flags else None
+
+    def __contains__(self, request: Hashable) -> bool:
+        """Whether a request is open."""
+        with self._call:
+            return request in self._held.requests
 
     def extend(self, request: Hashable, tokens: int) -> Answer:
         """Makes sure that tokens after the prompt, or after those committed beyond it, have room.
@@ -237,8 +245,10 @@ class PagePool:
                 self._held.seal(opened, first)
                 done = True
             finally:
-                # With walked groups, or once a page can be found, there is only the way forward.
-                if not done and opened.sealed == sealed and not self._held.prefixes.walked:
+                if not done and self._held.prefixes.walked:
+                    # Which of its windows and states have moved on is not known any more.
+                    opened.torn = True
+                elif not done and opened.sealed == sealed:
                     opened.chain.truncate(before)
                     opened.committed, opened.bound = first, bound
             self._after()
@@ -275,11 +285,14 @@ class PagePool:
             MisuseError: the request is not open.
         """
         with self._call:
-            self._held.close(request, self._of(request))
+            self._held.close(request, self._of(request, whole=False))
             self._after()
 
     def bind(self, counts: Mapping[Any, int]) -> KVView:
         """Where a step reads and writes: valid until the next call that changes one of its requests.
+
+        A step may be bound and computed again before it is committed, with one exception: once it has
+        written states, they are those after it. Then close the request, or commit.
 
         Args:
             counts: tokens that the step computes, for each request, in the order of the batch.
@@ -341,14 +354,14 @@ class PagePool:
         """Says that weights have changed in place: nothing sealed so far is ever reused again.
 
         Open requests go on with what they have, and seal nothing more. From now on namespaces need
-        the new epoch.
+        the new epoch, which is above that of every namespace seen so far.
 
         Returns:
             The new epoch.
         """
         with self._call:
+            self.epoch = 1 + max(self.epoch, self._newest_epoch)
             self._held.forget_all()
-            self.epoch += 1
             self._after()
             return self.epoch
 
@@ -374,13 +387,19 @@ class PagePool:
         with self._call:
             self._held.check()
 
-    def _of(self, request: Hashable) -> OpenRequest:
+    def _of(self, request: Hashable, *, whole: bool = True) -> OpenRequest:
         opened = self._held.requests.get(request)
         if opened is None:
             raise MisuseError(
                 f"request {request!r} is not open",
                 limit=f"{len(self._held.requests)} open requests",
                 remedy="open it first; a request is closed once",
+            )
+        if whole and opened.torn:
+            raise MisuseError(
+                f"a commit of request {request!r} was torn",
+                limit="close",
+                remedy="close it and open it again with the tokens so far",
             )
         return opened
 

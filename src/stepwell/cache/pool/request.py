@@ -49,11 +49,11 @@ class OpenRequest:
         boundaries: positions in the prompt that are to be kept.
         answer: what `open` said.
         bound: tokens of the last `bind` that were not committed yet; None when there are none.
+        torn: a commit was interrupted half way: it can only be closed.
         recent: the last boundaries of the answer that are kept, oldest first.
     """
 
     chain: Chain
-    prompt_tokens: int
     row: int
     pages: int
     committed: int
@@ -64,13 +64,18 @@ class OpenRequest:
     seals: bool
     boundaries: tuple[int, ...]
     answer: Ready = field(init=False)
+    prompt_tokens: int = field(init=False)
     bound: int | None = None
+    torn: bool = False
     recent: deque[Kept] = field(default_factory=deque)
 
     def has_computed(self, chain: Chain) -> bool:
         """Whether it has the KV of all pages of a chain."""
         last = chain.pages - 1
         return self.committed >= len(chain) and self.chain.key(last) == chain.key(last)
+
+    def __post_init__(self) -> None:
+        self.prompt_tokens = len(self.chain)
 
     @property
     def sealed(self) -> int:
@@ -101,6 +106,9 @@ def check(findings: Findings, books: Books) -> None:
             filling += group.check(findings, row, repr(name)).tolist()
         for state in opened.states:
             filling += state.own.tolist()
+    for number, index in enumerate(books.prefixes.walked):
+        held = [_held(opened, number) for opened in books.requests.values()]
+        index.check_holds(findings, held)
     status = np.flatnonzero(books.frames.status == Status.FILLING).tolist()
     findings.expect(sorted(filling) == status, "a FILLING frame has no request, or two")
     rows = {opened.row for opened in books.requests.values()}
@@ -108,6 +116,13 @@ def check(findings: Findings, books: Books) -> None:
         len(rows) == len(books.requests) == books.rows.count - books.rows.free,
         "rows and open requests disagree",
     )
+
+
+def _held(opened: OpenRequest, number: int) -> FrameIds:
+    """What a request holds of one walked group: the window groups come before the state groups."""
+    if number < len(opened.windows):
+        return opened.windows[number].records
+    return opened.states[number - len(opened.windows)].held
 
 
 def _check_full(findings: Findings, name: Hashable, opened: OpenRequest, books: Books) -> list[int]:

@@ -66,27 +66,22 @@ class StateGroup:
 
     def written(self, opened: StateRow) -> None:
         """The step has written the next state: what it read is needed no more."""
-        self.index.release(opened.held)
-        opened.held = opened.held[:0]
-        opened.fresh = False
+        # First out of the books: a hold that is ended twice would be somebody else's.
+        held, opened.held, opened.fresh = opened.held, opened.held[:0], False
+        self.index.release(held)
 
-    def seal(self, opened: StateRow, chain: Chain, boundary: int, spare: FrameIds) -> bool:
-        """Keeps the state at a boundary, unless one is there already.
+    def seal(self, opened: StateRow, chain: Chain, boundary: int, spare: FrameIds) -> None:
+        """Keeps the state at a boundary where none is yet.
 
         Args:
             opened: a row whose state is that of the boundary.
             chain: the request's tokens.
             boundary: in pages.
             spare: FILLING frames for the state after the next step.
-
-        Returns:
-            Whether `spare` was taken.
         """
-        sealed = self.index.seal(chain, boundary - 1, opened.own[None], twins=False)
-        if not len(sealed.kept):
-            return False
+        sealed = self.index.seal(chain, boundary - 1, opened.own[None])
+        assert len(sealed.kept), "nobody has this key"
         opened.held, opened.own = sealed.kept, spare
-        return True
 
     def close(self, opened: StateRow) -> FrameIds:
         """Ends a row; returns its FILLING frames, the caller's to free."""

@@ -17,7 +17,9 @@ from stepwell.core.reasons import Reason
 from stepwell.engine import attention
 from stepwell.engine.engine import Engine
 from stepwell.engine.request import Finish
+from stepwell.engine.sampling import Sampling
 from stepwell.testing.clock import FakeClock
+from stepwell.testing.families import tiny_model
 
 PAGE = 4
 
@@ -476,11 +478,19 @@ def test_a_mask_is_refused() -> None:
 
 
 @pytest.mark.gpu
-def test_the_packed_lane_on_a_gpu_equals_itself_on_the_cpu(llama: Any) -> None:
-    on_cpu = Engine(llama, settings())
-    expected = on_cpu.generate(prompt(40), max_tokens=8).tokens
-    on_cpu.close()
-    on_gpu = Engine(llama.cuda(), settings())
-    on_gpu.generate(prompt(23) + prompt(9, 1), max_tokens=8)
-    assert on_gpu.generate(prompt(40), max_tokens=8).tokens == expected
-    on_gpu.close()
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "deepseek_v3", "lfm2"])
+def test_the_engine_on_a_gpu_equals_itself_on_the_cpu(family: str) -> None:
+    """Packed, joined and unpacked, hits and states on the device, greedy and drawn."""
+    answers = []
+    for device in ("cpu", "cuda"):
+        engine = Engine(tiny_model(family).to(device), settings())
+        for seed in (1, 4):
+            engine.generate(prompt(23) + prompt(9, seed), max_tokens=8)
+        for number in range(4):
+            engine.add(prompt(23) + prompt(5 + number, 2), max_tokens=12, name=str(number))
+        engine.add(prompt(40), max_tokens=8, sampling=Sampling(1.0, seed=3), name="drawn")
+        records = engine.run()
+        engine.close()
+        assert records["0"].reused_tokens > 0
+        answers.append({name: record.tokens for name, record in records.items()})
+    assert answers[0] == answers[1]

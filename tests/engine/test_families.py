@@ -153,7 +153,7 @@ def test_a_foreign_page_or_state_is_seen(family: str, parity_of: Any) -> None:
             ]
         else:
             frames = [held.table.frames(one.row, 11, 12) for one in (mine, foreign)]
-        for buffer in held._memory._both:
+        for buffer in engine.pool._memory._both:
             paged = buffer.view(buffer.shape[0], -1, PAGE, buffer.shape[2])
             paged[:, torch.from_numpy(frames[0]).long()] = paged[
                 :, torch.from_numpy(frames[1]).long()

@@ -83,9 +83,10 @@ def steps_of(model: Any, answer: int) -> list[torch.Tensor]:
     "family", ["llama", "gemma2", "gpt_oss", "qwen2", "mistral", "deepseek_v3", "lfm2"]
 )
 def test_the_joined_reading_gives_the_same_logits(
-    family: str, joined: list[int], monkeypatch: pytest.MonkeyPatch
+    family: str, joined: list[int], monkeypatch: pytest.MonkeyPatch, parity_of: Any
 ) -> None:
     model = tiny_model(family)
+    _, noise = parity_of(model).truth(prompt(max(LENGTHS) + 16, 0))
     together = steps_of(model, 16)
     assert joined.count(len(LENGTHS)) >= 8
     count = len(joined)
@@ -94,4 +95,4 @@ def test_the_joined_reading_gives_the_same_logits(
     assert len(joined) == count
     assert [one.shape for one in together] == [one.shape for one in apart]
     worst = max(float((a - b).abs().max()) for a, b in zip(together, apart, strict=True))
-    assert worst < 2e-4
+    assert worst <= 5 * noise

@@ -485,3 +485,35 @@ def test_a_progress_callback_that_raises_harms_nobody(model: Any) -> None:
     assert records["a"].tokens == expected
     assert records["b"].tokens == expected[:1]
     assert records["a"].computed_tokens == 20 + 3
+
+
+def test_a_wish_that_there_is_not_names_the_nearest() -> None:
+    with engine_over(tiny_model("llama")) as engine:
+        for more, named in (
+            ({"max_token": 3}, "max_tokens"),
+            ({"temperature": 0.5}, r"sampling=Sampling\(temperature=...\)"),
+        ):
+            with pytest.raises(InputError, match=named):
+                engine.add(prompt(3), **more)
+        with pytest.raises(InputError, match="wishes are 5"):
+            engine.add(prompt(3), 5)
+
+
+def test_the_record_has_the_logprobs_of_the_answer() -> None:
+    with engine_over(tiny_model("llama")) as engine:
+        record = engine.generate(prompt(9), max_tokens=5, sampling=Sampling(1.0, logprobs=2))
+        plain = engine.generate(prompt(9), max_tokens=5)
+    assert tuple(choice.token for choice in record.logprobs) == record.tokens
+    assert all(choice.logprob <= 0 and len(choice.top) == 2 for choice in record.logprobs)
+    assert plain.logprobs == ()
+
+
+def test_what_is_no_engine_is_refused_with_a_sentence() -> None:
+    model = tiny_model("llama")
+    for wrong, settings, named in (
+        (model, PoolSettings(), "settings are a PoolSettings"),
+        (model.model, None, "LlamaModel, which has no language head"),
+        ("gpt2", None, "a str, which has no language head"),
+    ):
+        with pytest.raises(InputError, match=named):
+            Engine(wrong, settings)

@@ -38,7 +38,7 @@ class PoolSettings:
         requests: requests that may be open at once.
         positions: tokens that one request may have.
         ahead_tokens: how far ahead of a request its window groups have room: the most that one step
-            computes for it.
+            computes for it. The engine sets it to its `step_tokens`.
         state_tokens: distance of the boundaries at which a state may be kept, a multiple of
             `page_tokens`; 0: every page.
         boundaries: how many of the last boundaries of a prompt, and of an answer, are kept for

@@ -89,7 +89,8 @@ class Group:
         dtype: of K and V, as torch names it.
         window: tokens that a query sees, itself included; only with `Rule.WINDOW`.
         state: tensors of one layer at one boundary; only with `Rule.STATE`.
-        latent: one vector per token, equal on all ranks: K holds it, V is empty.
+        latent: one vector per token, equal on all ranks: K holds it, V is empty. Multi-head latent attention
+            is DeepSeek-V2's (2024).
     """
 
     name: str
@@ -104,6 +105,8 @@ class Group:
     latent: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.rule, Rule):
+            raise InputError(f"group {self.name!r} has rule {self.rule!r}", limit="a stepwell.Rule")
         sizes = (len(self.layers), self.kv_heads, self.head_size_k, self.head_size_v)
         if self.rule is Rule.STATE:
             right, limit = (

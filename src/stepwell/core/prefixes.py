@@ -54,8 +54,7 @@ class Prefixes:
     Args:
         frames: of all groups.
         page_tokens: tokens of one page.
-        closed: whether there is a full group.
-        walked: frames of one record and reach of each further group.
+        groups: whether there is a full group; and frames of one record and reach of each further group.
         policy: which page or state leaves next.
         counters: counts what happens.
     """

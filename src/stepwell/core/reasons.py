@@ -20,7 +20,8 @@ class Reason(StrEnum):
     TOKENS_DIFFER = "tokens_differ"
     """A page has the key but other tokens: a collision of keys, refused."""
     NO_BOUNDARY = "no_boundary"
-    """Pages go on, but from none of their ends can every group: a window or a state is not here."""
+    """Pages go on, but from none of their ends can every group: a window or a state is not here. Usual for
+    the second prompt that shares a beginning under a model with recurrent layers; the next one hits."""
     BELOW_MINIMUM = "below_minimum"
     """What could be reused is shorter than `pool.minimum_hit_tokens`."""
     CONTIGUOUS = "contiguous"

@@ -6,6 +6,8 @@ requests, tensors. Neighbours: `frames` has the statuses, `evict` the order, `pr
 A boundary can be gone on from when the `reach` records before it are here: for a window of w tokens those of
 the last w - 1, for a state the one at the boundary itself, which is a reach of 1. There is no child rule, so
 a hold covers each record, and a match walks from right to left, looking up each key once at most.
+
+Source: going on from the last pages of a window alone, right to left, is vLLM's sliding window manager (2025).
 """
 
 from __future__ import annotations

@@ -22,7 +22,16 @@ from stepwell.core.chain import Tokens, as_tokens
 from stepwell.core.geometry import Geometry
 from stepwell.core.key import Namespace
 from stepwell.engine.answering import Answering
-from stepwell.engine.request import Event, Finish, Progress, QueueBusy, Record, Request, Wishes
+from stepwell.engine.request import (
+    Event,
+    Finish,
+    Progress,
+    QueueBusy,
+    Record,
+    Request,
+    Wishes,
+    wish,
+)
 from stepwell.engine.runner import Runner
 from stepwell.engine.sampling import MAX_SEED, Choice
 from stepwell.engine.schedule import Schedule
@@ -34,6 +43,22 @@ _NO_TEXT = (
     "the answer could not be handed over: decode raised, or the step was interrupted; "
     "remedy: give a decode that takes every id of the model, and ask again"
 )
+
+
+def _check_kinds(model: Any, settings: object) -> None:
+    if not isinstance(settings, Settings):
+        raise InputError(
+            f"settings are a {type(settings).__name__}",
+            limit="stepwell.Settings",
+            remedy="Settings(pool=PoolSettings(...), engine=EngineSettings(...))",
+        )
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    if head is None:
+        raise InputError(
+            f"the model is a {type(model).__name__}, which has no language head",
+            limit="a loaded causal language model of transformers",
+            remedy="load it with AutoModelForCausalLM, or with load_model(Path(...))",
+        )
 
 
 def _text(decode: Decode | None, wishes: Wishes) -> TextStream | None:
@@ -57,7 +82,7 @@ class Engine:
 
     Args:
         model: a causal language model of transformers that `Geometry.from_hf_config` understands; until
-            `close`, its attention belongs to the engine.
+            `close`, its attention belongs to the engine. KV lies on its device, in its dtype.
         settings: sizes of pool and steps; positions are cut to what the model was made for.
         namespace: with the model's digest; by default one that no other process shares.
         clock: for the times in the records.
@@ -80,6 +105,7 @@ class Engine:
         decode: Decode | None = None,
     ) -> None:
         settings = settings or Settings()
+        _check_kinds(model, settings)
         dtype = str(model.dtype).removeprefix("torch.")
         read = Geometry.from_hf_config(model.config, dtype)
         self.geometry = replace(read, replay_tokens=settings.engine.replay_tokens)
@@ -145,7 +171,7 @@ class Engine:
                 another kind.
             MisuseError: the name is alive already, or the engine is closed.
         """
-        answer = self._add_all(prompt, 1, replace(wishes or Wishes(), **more), (name, progress))
+        answer = self._add_all(prompt, 1, wish(wishes, more), (name, progress))
         return answer if isinstance(answer, QueueBusy) else answer[0]
 
     def add_samples(
@@ -170,7 +196,7 @@ class Engine:
         """
         if type(n) is not int or n < 1:
             raise InputError(f"{n!r} samples were asked for", limit="1 or more")
-        return self._add_all(prompt, n, replace(wishes or Wishes(), **more), (None, None))
+        return self._add_all(prompt, n, wish(wishes, more), (None, None))
 
     def _add_all(
         self,
@@ -390,7 +416,14 @@ class Engine:
             )
 
     def generate(self, prompt: Iterable[int], wishes: Wishes | None = None, **more: Any) -> Record:
-        """Answers one prompt; the wishes are those of `add`."""
+        """Answers one prompt; the arguments are those of `add`.
+
+        What can never fit raises nothing: its record says `Finish.NO_ROOM`, and `detail` why.
+
+        Raises:
+            InputError: as `add`.
+            MisuseError: as `add`, too much is waiting, or somebody cancelled it.
+        """
         name = self.add(prompt, wishes, **more)
         try:
             records = [event.record for event in self.stream(name) if event.record is not None]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+import difflib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from typing import Any
 
 from stepwell.base.errors import InputError
 from stepwell.cache.pool.answer import Flags
@@ -65,11 +67,31 @@ class Wishes:
         if not isinstance(self.sampling, Sampling):
             raise InputError(f"sampling is {self.sampling!r}", limit="a stepwell.Sampling")
         if not isinstance(self.stop_texts, tuple | list):
-            raise InputError(f"stop_texts are {self.stop_texts!r}", limit="a tuple of texts")
+            raise InputError(f"the stop texts are {self.stop_texts!r}", limit="a tuple of texts")
         top = self.prompt_logprobs
         if top is not None and (type(top) is not int or not 0 <= top <= MAX_LOGPROBS):
             raise InputError(f"prompt_logprobs is {top!r}", limit=f"0 to {MAX_LOGPROBS}, or None")
         object.__setattr__(self, "stop", frozenset(as_tokens(self.stop).tolist()))
+
+
+def wish(wishes: Wishes | None, more: Mapping[str, Any]) -> Wishes:
+    """Wishes with some fields changed.
+
+    Raises:
+        InputError: no wishes, or a field that there is not; names the nearest.
+    """
+    if not isinstance(wishes, Wishes | None):
+        raise InputError(f"wishes are {wishes!r}", limit="stepwell.Wishes, or fields by name")
+    known = [one.name for one in fields(Wishes)]
+    for name in more:
+        if name in known:
+            continue
+        near = difflib.get_close_matches(name, known, 1, 0.5)
+        inside = name in (one.name for one in fields(Sampling))
+        remedy = f"did you mean {near[0]!r}?" if near else "leave it out"
+        remedy = f"sampling=Sampling({name}=...)" if inside else remedy
+        raise InputError(f"{name!r} is no wish", limit=", ".join(known), remedy=remedy)
+    return replace(wishes or Wishes(), **more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +144,7 @@ class Request:
         served: rises with every turn in a step; the lowest was served longest ago.
         queued: steps that it has waited since it last got in.
         prompt_scores: log-probabilities of the prompt's tokens so far, the first of which has none.
+        scores: log-probabilities of the answer's tokens, if it wants them.
         told: of its prompt, how many tokens `progress` was told of.
         chain: its tokens under the namespace that it was last opened with.
         finish: why it ended, once it has its record.
@@ -151,6 +174,7 @@ class Request:
     admitted_s: float | None = None
     first_token_s: float | None = None
     prompt_scores: list[Choice] = field(default_factory=list)
+    scores: list[Choice] = field(default_factory=list)
     told: int = 0
     chain: Chain | None = None
     finish: Finish | None = None
@@ -187,6 +211,8 @@ class Request:
             The text that can be handed out now, and why this was the last token, if it was.
         """
         self.tokens.append(choice.token)
+        if self.wishes.sampling.logprobs is not None:
+            self.scores.append(choice)
         if choice.token in self.wishes.stop:
             return self.finish_text(), Finish.STOP
         new = "" if self.text is None else self.text.push(choice.token)
@@ -225,6 +251,7 @@ class Request:
             tokens=tuple(self.generated),
             text=None if self.text is None else self.text.text,
             stopped=None if self.text is None else self.text.stopped,
+            logprobs=tuple(self.scores),
             prompt_logprobs=tuple(self.prompt_scores),
             seed=self.seed,
             finish=finish,
@@ -250,8 +277,9 @@ class Record:
         tokens: the answer.
         text: the answer as text, without a stop text; None if the engine cannot decode.
         stopped: the stop text that ended it.
+        logprobs: if asked for with `Sampling.logprobs`, of the answer's tokens.
         prompt_logprobs: if asked for, of the prompt's tokens from the second on.
-        seed: of its draws; the same seed and wishes give the same answer.
+        seed: of its draws; with the same wishes and the same logits it gives the same answer.
         finish: why it ended.
         detail: with `Finish.NO_ROOM` and `Finish.FAULT`, what was wrong, the limit and the remedy.
         wait_s: from arrival until it first had its frames.
@@ -269,6 +297,7 @@ class Record:
     tokens: tuple[int, ...]
     text: str | None
     stopped: str | None
+    logprobs: tuple[Choice, ...]
     prompt_logprobs: tuple[Choice, ...]
     seed: int
     finish: Finish

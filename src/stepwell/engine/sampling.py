@@ -5,8 +5,11 @@ Owns: what a request may wish of its draws, and the draws. Must not know: reques
 
     repetition penalty ▸ temperature ▸ top-k ▸ top-p ▸ min-p ▸ draw        as `generate` of transformers
 
+Sources: top-p is "The Curious Case of Neural Text Degeneration" (Holtzman et al., 2019), the repetition penalty
+CTRL (Keskar et al., 2019), min-p "Turning Up the Heat" (Nguyen et al., 2024).
+
 Nothing is remembered between calls. A draw is a function of its row of logits, its seed and its index, so a
-request gets the same tokens in whatever batch it is, after a preemption and after a restart. Weights are
+request with the same logits gets the same tokens in whatever batch it is, after a preemption and a restart. Weights are
 whole numbers: their sums are exact in any order, and a parallel sum on a GPU draws the same token every time.
 """
 

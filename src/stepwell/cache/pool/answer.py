@@ -29,7 +29,8 @@ class Ready:
         cached: tokens at the start of the prompt that need no computing.
         reason: why not more of them.
         checkpoints: positions in the prompt, ascending, at which to end a step: the state there is kept if
-            the request commits up to it exactly. Empty without state groups.
+            the request commits up to it exactly. Missing one costs reuse later, nothing else. Empty without
+            state groups.
     """
 
     cached: int

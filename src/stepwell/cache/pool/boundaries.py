@@ -7,6 +7,9 @@ Kept are: the deepest boundary that the same prompt could reuse again, the last 
 follow-up begins with all of it, or parts near its end), the last few of the answer, and the place where the
 prompt parts from what is known: whoever shares a system prompt parts there too. Without the first of these,
 a follow-up that is shorter than `replay_tokens` would find nothing.
+
+Source: states at chosen boundaries of a prompt, and where requests part, are SGLang's and vLLM's caches for
+recurrent models (2025).
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ class PagePool:
     Nothing is remembered of a request but what its tokens prove.
 
     Threads: one lock around every public method, held for the books and for hashing pages that are being
-    sealed; prompts are hashed before it is taken, and views go to a device after it. The model reads and writes the buffers outside of it, in
-    slots that are its own until it commits. Calls about one request come one after the other.
+    sealed; prompts are hashed before it is taken, and views go to a device after it. The model reads and
+    writes the buffers outside of it, in slots that are its own until it commits. Calls about one request come one after the other.
 
     Errors: after one of ours the pool is as it was before the call. After anything else that tears a call
     (no memory, Ctrl-C) its books are checked, and a pool that is not sound refuses every further call.
@@ -79,6 +79,7 @@ class PagePool:
         self.epoch = 0
         self._newest_epoch = 0  # of the namespaces that were seen
         memory = Memory(self.limits, device)
+        self._memory = memory
         self.planes = tuple(buffers for planes in memory.planes for buffers in planes)
         self._device = device
         self._secret = secret
@@ -223,6 +224,8 @@ class PagePool:
     def commit(self, request: Hashable, tokens: Iterable[int] | npt.NDArray[Any]) -> None:
         """Says that the KV of the next tokens is written; pages that are full now are sealed.
 
+        The pool believes it: whether anything was written it cannot see.
+
         Args:
             request: an open request.
             tokens: ids of the tokens at the positions after those committed; inside the prompt they
@@ -315,7 +318,7 @@ class PagePool:
                     raise InputError(
                         f"request {request!r} would compute {count!r} tokens",
                         limit=f"1 to {room}, its room after {opened.committed} tokens",
-                        remedy="extend the request first",
+                        remedy="compute fewer tokens at once, or extend the request first",
                     )
                 batch.append((opened.row, opened.committed, count))
             for opened, count in zip(every, counts.values(), strict=True):
@@ -323,7 +326,8 @@ class PagePool:
             view = pack(
                 batch, self._held.planes, views(self._held.states, [one.states for one in every])
             )
-        # Outside the lock: a copy to a device may wait for it. The rows were copied inside.
+        # Outside the lock: a copy to a device may wait for it. The rows read are those of this step's
+        # requests, whose calls come one after the other.
         return send(view, self._device)
 
     def drop(self, prefix: Prompt, namespace: Namespace | None = None) -> int:

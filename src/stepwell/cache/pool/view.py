@@ -43,6 +43,10 @@ class Plane:
 class StateView:
     """Where the states of one group are before and after a step.
 
+    A model that keeps them itself does `raw = buffers.read(reads, fresh)`, computes on from row n of it for
+    request n (`buffers.cut.group.state_offsets()` says where each tensor of each layer lies in a row), and
+    then `buffers.write(writes, raw)`, once for each commit.
+
     Attributes:
         buffers: the memory as bytes of states.
         reads: frames of each request's state before the step; shape [n, frames of a state], int64.

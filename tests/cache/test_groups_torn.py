@@ -13,7 +13,8 @@ from stepwell.base.errors import InvariantError, MisuseError
 INNER_CALLS = (
     ("prefixes", "match"),
     ("prefixes", "_agree"),
-    ("prefixes.closed", "take"),
+    ("prefixes.closed", "match"),
+    ("prefixes.closed", "_take"),
     ("prefixes.closed", "seal"),
     ("prefixes.walked.0", "hold"),
     ("prefixes.walked.0", "seal"),

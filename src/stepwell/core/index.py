@@ -10,7 +10,7 @@ childless pages that no lease holds may leave. A record's id is its frame (docs/
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
@@ -23,13 +23,22 @@ from stepwell.core.evict.policy import Policy
 from stepwell.core.frames import FrameIds, Frames
 from stepwell.core.invariants import check_groups, check_index
 from stepwell.core.lease import Books, Lease, Leases, caller
-from stepwell.core.match import Look, Match, Sealed
+from stepwell.core.match import Match, Sealed
 from stepwell.core.page import Status
 from stepwell.core.paths import NO_FRAME, Paths
 from stepwell.core.reasons import Reason
 from stepwell.core.walked import WalkedIndex
 
 _NONE: FrameIds = np.empty(0, np.int32)
+
+
+Agree = Callable[[int], int]
+"""Of so many pages that were found, how many are of use."""
+
+
+def whole(known: int) -> int:
+    """All of them: there is nobody else to ask."""
+    return known
 
 
 def _joined(pieces: list[FrameIds]) -> FrameIds:
@@ -95,23 +104,15 @@ class ClosedIndex:
 
     def find(self, chain: Chain) -> int | None:
         """The frame of the last full page of a chain, if its whole path is here with its tokens."""
-        chain.require(self.page_tokens)
-        if not chain.pages or self._contents.gallop(chain.key, chain.pages) < chain.pages:
-            return None
-        frame = self._contents.find(chain.key(chain.pages - 1))
-        assert frame is not None, "a key that was just found"
-        if self._paths.root(frame) != chain.root:
-            return None
-        path = self._paths.path(frame)
-        proved = len(path) == chain.pages == self._contents.equal(path, chain, 0)
-        return frame if proved else None
+        path, _ = self._longest_path(chain, chain.pages)
+        return int(path[-1]) if 0 < chain.pages == len(path) else None
 
     def path(self, lease: Lease, pages: int | None = None) -> FrameIds:
         """The frames of the last `pages` pages that a lease keeps, all by default; shape [pages]."""
         books = self._leases.own(lease)
         return _NONE if books.deepest == NO_FRAME else self._paths.path(books.deepest, pages)
 
-    def match(self, request: Hashable, chain: Chain, limit: int) -> Match:
+    def match(self, request: Hashable, chain: Chain, limit: int, agree: Agree = whole) -> Match:
         """Finds the longest sealed prefix and holds it, in one step.
 
         Asking again with the same request replaces its earlier lease, which is then stale: nothing
@@ -121,13 +122,16 @@ class ClosedIndex:
             request: who asks; one lease each.
             chain: the prompt.
             limit: pages that may be reused.
+            agree: told how many pages were found, says how many of them to hold; all by default.
         """
         self._reap()
-        look = self.look(chain, limit)
-        return Match(self.take(request, look.path), look.path, look.reason)
+        path, reason = self._longest_path(chain, limit)
+        known = len(path)
+        path = path[: agree(known)]
+        return Match(self._take(request, path), path, reason, known)
 
-    def look(self, chain: Chain, limit: int) -> Look:
-        """Finds the longest sealed prefix and proves it; holds nothing, so it is true for this moment only."""
+    def _longest_path(self, chain: Chain, limit: int) -> tuple[FrameIds, Reason]:
+        """The longest sealed prefix, proved, and why it is not longer."""
         chain.require(self.page_tokens)
         limit = min(limit, chain.pages)
         claimed = self._contents.gallop(chain.key, limit)
@@ -147,14 +151,12 @@ class ClosedIndex:
             self._counters.add("key_collisions")
         elif claimed == limit:
             reason = Reason.WHOLE_PREFIX
-        return Look(path, reason)
+        return path, reason
 
-    def take(self, request: Hashable, path: FrameIds) -> Lease:
-        """Holds a path that `look` found, or its beginning, in the same step; replaces an earlier lease."""
-        place = caller(2)
+    def _take(self, request: Hashable, path: FrameIds) -> Lease:
         deepest = int(path[-1]) if len(path) else NO_FRAME
         generation = int(self._frames.generation[deepest]) if len(path) else 0
-        books = Books(request, deepest, generation, len(path), True, place)
+        books = Books(request, deepest, generation, len(path), True, caller(2))
         if deepest != NO_FRAME:
             self._paths.hold(deepest)
             self._policy.withdraw(deepest)

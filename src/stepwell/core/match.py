@@ -13,31 +13,20 @@ from stepwell.core.reasons import Reason
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What a lookup found and does not hold.
-
-    Attributes:
-        path: frames of the matched pages, first page first; shape [pages].
-        reason: why the match ends where it ends.
-    """
-
-    path: FrameIds
-    reason: Reason
-
-
-@dataclass(frozen=True, slots=True)
 class Match:
     """What a lookup found and holds.
 
     Attributes:
         lease: keeps the pages until released.
-        frames: of the matched pages, first page first; shape [pages].
-        reason: why the match ends where it ends.
+        frames: of the pages that it keeps, first page first; shape [pages].
+        reason: why not more was found.
+        known: pages that were found; more than `frames` where others could not agree.
     """
 
     lease: Lease
     frames: FrameIds
     reason: Reason
+    known: int
 
 
 @dataclass(frozen=True, slots=True)

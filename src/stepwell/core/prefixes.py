@@ -105,36 +105,41 @@ class Prefixes:
             limit: pages that may be reused.
             minimum: pages below which a hit is not worth having.
         """
-        limit = min(limit, chain.pages)
+        agreed = 0
+
+        def agree(known: int) -> int:
+            nonlocal agreed
+            agreed = self._agree(chain, known)
+            return agreed if agreed >= minimum else 0
+
+        lease: Lease | None = None
+        frames: FrameIds = np.empty(0, np.int32)
         if self.closed is None:
-            known, reason = limit, Reason.WHOLE_PREFIX if limit else Reason.BELOW_A_PAGE
-            path: FrameIds = np.empty(0, np.int32)
+            known = min(limit, chain.pages)
+            pages = agree(known)
+            reason = Reason.WHOLE_PREFIX if known else Reason.BELOW_A_PAGE
         else:
-            look = self.closed.look(chain, limit)
-            path, reason = look.path, look.reason
-            known = len(path)
-        pages = self._agree(chain, known)
-        if pages < known:
+            match = self.closed.match(request, chain, limit, agree)
+            lease, frames, reason, known = match.lease, match.frames, match.reason, match.known
+            pages = len(frames)
+        if pages < agreed:
+            reason = Reason.BELOW_MINIMUM
+        elif pages < known:
             reason = Reason.NOT_SEALED if self.closed is None else Reason.NO_BOUNDARY
-        if 0 < pages < minimum:
-            pages, reason = 0, Reason.BELOW_MINIMUM
         parted = 0
         if pages < known:
             # Without a full group the first of the others says how far the prompt is known.
             parted = known if self.closed is not None else self.walked[0].boundary(chain, known)
             parted = parted if parted > pages else 0
-        lease: Lease | None = None
         records: list[FrameIds] = []
         try:
-            if self.closed is not None:
-                lease = self.closed.take(request, path[:pages])
             records.extend(
                 index.hold(chain, max(0, pages - index.reach), pages) for index in self.walked
             )
         finally:
             if len(records) < len(self.walked):
                 self._release(lease, records)
-        return Found(pages, lease, path[:pages], tuple(records), parted, reason)
+        return Found(pages, lease, frames, tuple(records), parted, reason)
 
     def _agree(self, chain: Chain, known: int) -> int:
         """The deepest boundary up to `known` that every walked group has; only ever steps back."""

@@ -91,19 +91,34 @@ class WalkedIndex:
         end = limit
         while end:
             first = max(0, end - self.reach)
-            page = end
-            while page > first and self._proved(chain, page - 1):
-                page -= 1
-            if page == first:
+            there = self._found(chain, first, end)
+            if len(there) < end - first:
+                end -= len(there) + 1
+                continue
+            proved = self._proved(there, chain, first)
+            if proved == len(there):
                 return end
-            end = page - 1
+            # Every boundary up to this one needs the page that was not proved.
+            end = first + proved
         return 0
 
-    def _proved(self, chain: Chain, page: int) -> bool:
-        frame = self._contents.find(chain.key(page))
-        if frame is None or self._roots[frame] != chain.root or self._places[frame] != page:
-            return False
-        return self._contents.equal(np.array([frame], np.int32), chain, page) == 1
+    def _found(self, chain: Chain, first: int, last: int) -> FrameIds:
+        """The records at the last pages of `[first, last)` up to the first gap from the right; shape [n]."""
+        records: list[int] = []
+        for page in range(last - 1, first - 1, -1):
+            record = self._contents.find(chain.key(page))
+            if record is None:
+                break
+            records.append(record)
+        return np.array(records[::-1], np.int32)
+
+    def _proved(self, records: FrameIds, chain: Chain, first: int) -> int:
+        """How many leading records are those of the chain's pages from `first` on."""
+        roots = [self._roots[record] == chain.root for record in records.tolist()]
+        right = np.array(roots, np.bool_)
+        right &= self._places[records] == np.arange(first, first + len(records))
+        count = len(records) if right.all() else int(np.argmin(right))
+        return self._contents.equal(records[:count], chain, first)
 
     def has(self, key: bytes) -> bool:
         """Whether a record with this key can be found."""
@@ -115,11 +130,8 @@ class WalkedIndex:
         Returns:
             The records; shape [last - first]. `release` each once.
         """
-        records = np.empty(last - first, np.int32)
-        for number in range(first, last):
-            frame = self._contents.find(chain.key(number))
-            assert frame is not None, "a record that was just proved"
-            records[number - first] = frame
+        records = self._found(chain, first, last)
+        assert len(records) == last - first, "records that were just proved"
         self._hold(records)
         return records
 
@@ -156,7 +168,7 @@ class WalkedIndex:
                     fresh.append(own)
                     self._enter(own, chain, page)
                     kept.append(int(own[0]))
-                elif twins and self._proved(chain, page):
+                elif twins and self._proved(np.array([here], np.int32), chain, page):
                     kept.append(here)
                     spare.append(own)
                 else:

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from stepwell.base.observe import Counters
 from stepwell.core.chain import Chain
 from stepwell.core.check import Findings
+from stepwell.core.cut import Cut
 from stepwell.core.evict.lru import Lru
 from stepwell.core.frames import Frames
+from stepwell.core.geometry import Geometry, Group, Rule, StateTensor
 from stepwell.core.key import Namespace
 from stepwell.core.page import Status
 from stepwell.core.prefixes import Prefixes
@@ -20,6 +22,9 @@ from stepwell.core.reasons import Reason
 
 SIZE = 4
 SPACE = Namespace(SIZE, model="m")
+FULL = Geometry.full(1, 1, 1).groups[0]
+BLOB = (StateTensor("conv", (4,), "float32"),)
+STATE = Group("state", Rule.STATE, (0,), 0, 0, 0, "float32", state=BLOB)
 
 
 class World:
@@ -29,7 +34,9 @@ class World:
         self.frames = Frames(count)
         self.counters = Counters()
         self.found = []  # so that no lease is lost
-        self.prefixes = Prefixes(self.frames, SIZE, (closed, walked), Lru(count), self.counters)
+        cuts = [Cut(FULL, 1, 0)] if closed else []
+        cuts += [Cut(STATE, *sizes) for sizes in walked]
+        self.prefixes = Prefixes(self.frames, SIZE, cuts, Lru(count), self.counters)
 
     def match(self, chain, limit=99, minimum=0, request="r"):
         self.found.append(self.prefixes.match(request, chain, limit, minimum))

@@ -11,8 +11,10 @@ from stepwell.base.errors import MisuseError
 from stepwell.base.observe import Counters
 from stepwell.core.chain import Chain
 from stepwell.core.check import Findings
+from stepwell.core.cut import Cut
 from stepwell.core.evict.lru import Lru
 from stepwell.core.frames import Frames
+from stepwell.core.geometry import Group, Rule, StateTensor
 from stepwell.core.invariants import check_groups
 from stepwell.core.key import Namespace
 from stepwell.core.page import Status
@@ -20,6 +22,8 @@ from stepwell.core.walked import WalkedIndex
 
 SIZE = 4
 SPACE = Namespace(SIZE, model="m")
+BLOB = (StateTensor("conv", (4,), "float32"),)
+STATE = Group("state", Rule.STATE, (0,), 0, 0, 0, "float32", state=BLOB)
 
 
 def tokens_of(*numbers):
@@ -35,7 +39,7 @@ class World:
         self.counters = Counters()
         self.policy = Lru(count)
         self.index = WalkedIndex(
-            self.frames, SIZE, (record_frames, reach), self.policy, self.counters
+            self.frames, SIZE, Cut(STATE, record_frames, reach), self.policy, self.counters
         )
 
     def seal(self, chain, first, last, **options):

@@ -18,8 +18,10 @@ import numpy as np
 from stepwell.base.observe import Counters
 from stepwell.core.chain import Chain
 from stepwell.core.check import Findings
+from stepwell.core.cut import Cut
 from stepwell.core.evict.policy import Policy
 from stepwell.core.frames import FrameIds, Frames
+from stepwell.core.geometry import Rule
 from stepwell.core.index import ClosedIndex
 from stepwell.core.invariants import check_groups
 from stepwell.core.lease import Lease
@@ -54,7 +56,7 @@ class Prefixes:
     Args:
         frames: of all groups.
         page_tokens: tokens of one page.
-        groups: whether there is a full group; and frames of one record and reach of each further group.
+        cuts: of all groups; at most one is full.
         policy: which page or state leaves next.
         counters: counts what happens.
     """
@@ -63,18 +65,21 @@ class Prefixes:
         self,
         frames: Frames,
         page_tokens: int,
-        groups: tuple[bool, Sequence[tuple[int, int]]],
+        cuts: Sequence[Cut],
         policy: Policy,
         counters: Counters,
     ) -> None:
-        has_full, walked = groups
         self._frames = frames
         self._policy = policy
         self.walked = tuple(
-            WalkedIndex(frames, page_tokens, sizes, policy, counters) for sizes in walked
+            WalkedIndex(frames, page_tokens, cut, policy, counters)
+            for cut in cuts
+            if cut.group.rule is not Rule.FULL
         )
         self.closed = (
-            ClosedIndex(frames, page_tokens, policy, counters, self.walked) if has_full else None
+            ClosedIndex(frames, page_tokens, policy, counters, self.walked)
+            if len(self.walked) < len(cuts)
+            else None
         )
 
     @property

@@ -22,6 +22,7 @@ from stepwell.base.observe import Counters
 from stepwell.core.chain import Chain
 from stepwell.core.check import Findings
 from stepwell.core.contents import Contents
+from stepwell.core.cut import Cut
 from stepwell.core.evict.policy import Policy
 from stepwell.core.frames import FrameIds, Frames
 from stepwell.core.match import Sealed
@@ -43,7 +44,7 @@ class WalkedIndex:
     Args:
         frames: the place, shared with the other groups.
         page_tokens: tokens of one page.
-        sizes: frames of one record, and records before a boundary that are needed to go on there.
+        cut: frames of one record, and records before a boundary that are needed to go on there.
         policy: chooses what leaves, shared with the other groups.
         counters: counts what happens.
     """
@@ -52,12 +53,12 @@ class WalkedIndex:
         self,
         frames: Frames,
         page_tokens: int,
-        sizes: tuple[int, int],
+        cut: Cut,
         policy: Policy,
         counters: Counters,
     ) -> None:
         self.page_tokens = page_tokens
-        self.record_frames, self.reach = sizes
+        self.record_frames, self.reach = cut.frames, cut.reach
         self._frames = frames
         self._policy = policy
         self._counters = counters

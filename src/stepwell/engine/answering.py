@@ -18,7 +18,7 @@ import torch
 from stepwell.cache.pool import PagePool
 from stepwell.engine.request import Request
 from stepwell.engine.runner import Computed, Runner
-from stepwell.engine.sampling import Choice, choose, prompt_logprobs
+from stepwell.engine.sampling import Choice, choose, prompt_logprobs, survey
 from stepwell.engine.schedule import Schedule
 
 _BROKEN = "the model gave logits that are not numbers; remedy: check the weights and the dtype of the model"
@@ -35,6 +35,21 @@ class Answer:
 
     request: Request
     choice: Choice | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Logits of a request in a step.
+
+    Attributes:
+        logits: of all its tokens, if its prompt is scored, else of the last; shape [rows, vocabulary].
+        best: the most probable token after the last.
+        usable: all of them are numbers.
+    """
+
+    logits: torch.Tensor
+    best: int
+    usable: bool
 
 
 class Answering:
@@ -62,11 +77,9 @@ class Answering:
         """
         by_name = {request.name: request for request, _ in batch}
         counts = {request.name: count for request, count in batch}
-        rows: dict[str, torch.Tensor] = {}
-        calls = [self._run(by_name, call, rows) for call in self._runner.calls(counts)]
-        broken: set[str] = set()
-        if not all(_usable(computed.logits) for computed in calls):
-            broken = {name for name, logits in rows.items() if not _usable(logits)}
+        kept: dict[str, _Kept] = {}
+        calls = [self._run(by_name, call, kept) for call in self._runner.calls(counts)]
+        broken = {name for name, its in kept.items() if not its.usable}
         ends = [
             request
             for request, count in batch
@@ -74,11 +87,13 @@ class Answering:
         ]
         chosen: list[Choice] = []
         if ends:
-            last = torch.stack([rows[request.name][-1] for request in ends])
-            chosen = choose(last, [request.draw() for request in ends])
-        for name, logits in rows.items():
+            last = [kept[request.name] for request in ends]
+            logits = torch.stack([its.logits[-1] for its in last])
+            draws = [request.draw() for request in ends]
+            chosen = choose(logits, draws, [its.best for its in last])
+        for name, its in kept.items():
             if name not in broken:
-                self._score(by_name[name], logits, counts[name])
+                self._score(by_name[name], its.logits, counts[name])
         self._count(calls, [pair for pair in batch if pair[0].name not in broken])
         answers = [Answer(request, choice) for request, choice in zip(ends, chosen, strict=True)]
         for request, _ in batch:
@@ -107,9 +122,9 @@ class Answering:
                     turns.callback(self._schedule.preempt, request)
 
     def _run(
-        self, by_name: dict[str, Request], call: dict[str, int], rows: dict[str, torch.Tensor]
+        self, by_name: dict[str, Request], call: dict[str, int], all_kept: dict[str, _Kept]
     ) -> Computed:
-        """Runs the model once; adds the logits that each request wants to `rows`."""
+        """Runs the model once; adds the logits that each request wants to `all_kept`."""
         view = self._pool.bind(call)
         tokens: list[int] = []
         keep: list[int] = []
@@ -122,8 +137,13 @@ class Answering:
             keep += range(len(tokens) - kept, len(tokens))
             wanted.append((name, kept))
         computed = self._runner.run(view, tokens, keep)
-        pieces = computed.logits.split([count for _, count in wanted])
-        rows |= {name: piece for (name, _), piece in zip(wanted, pieces, strict=True)}
+        best, usable = survey(computed.logits)
+        first = 0
+        for name, kept in wanted:
+            last = first + kept
+            fine = all(usable[first:last])
+            all_kept[name] = _Kept(computed.logits[first:last], best[last - 1], fine)
+            first = last
         return computed
 
     @staticmethod
@@ -140,8 +160,3 @@ class Answering:
             about = request.tokens[first:last]
             scores = prompt_logprobs(logits[first - begin : last - begin], about, top)
             request.prompt_scores += scores
-
-
-def _usable(logits: torch.Tensor) -> bool:
-    """Whether every row can be chosen from: NaN and +inf win a maximum, and no row is all -inf."""
-    return bool(logits.max(dim=-1).values.isfinite().all())

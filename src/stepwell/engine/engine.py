@@ -171,7 +171,7 @@ class Engine:
                 another kind.
             MisuseError: the name is alive already, or the engine is closed.
         """
-        answer = self._add_all(prompt, 1, wish(wishes, more), (name, progress))
+        answer = self._add_all(prompt, 1, wish(wishes, more), name, progress)
         return answer if isinstance(answer, QueueBusy) else answer[0]
 
     def add_samples(
@@ -196,19 +196,19 @@ class Engine:
         """
         if type(n) is not int or n < 1:
             raise InputError(f"{n!r} samples were asked for", limit="1 or more")
-        return self._add_all(prompt, n, wish(wishes, more), (None, None))
+        return self._add_all(prompt, n, wish(wishes, more))
 
     def _add_all(
         self,
         prompt: Iterable[int],
         n: int,
         wishes: Wishes,
-        own: tuple[str | None, Callable[[Progress], None] | None],
+        name: str | None = None,
+        progress: Callable[[Progress], None] | None = None,
     ) -> tuple[str, ...] | QueueBusy:
         if self._closed:
             raise MisuseError("the engine is closed", remedy="make another one over the model")
         tokens = self._checked(prompt)
-        name, progress = own
         if progress is not None and not callable(progress):
             raise InputError(f"progress is {progress!r}", limit="a function of one Progress")
         if not isinstance(name, str | None):

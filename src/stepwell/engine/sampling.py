@@ -136,7 +136,22 @@ class Draw:
         _whole("index", self.index, 2**64 - 1, "count the tokens of the answer")
 
 
-def choose(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Choice]:
+def survey(logits: torch.Tensor) -> tuple[list[int], list[bool]]:
+    """The most probable token of each row, the first of equals, and whether the row can be chosen from.
+
+    One reduction for both: NaN and +inf win every maximum, and only a row without any possible token has
+    -inf for one.
+
+    Args:
+        logits: [rows, vocabulary], float32.
+    """
+    peaks, best = logits.max(dim=-1)
+    return best.tolist(), peaks.isfinite().tolist()
+
+
+def choose(
+    logits: torch.Tensor, draws: Sequence[Draw], best: Sequence[int] | None = None
+) -> list[Choice]:
     """Chooses the next token of every row.
 
     A row's choice depends on nothing of the other rows, to the last bit. Order and meaning of the filters are
@@ -146,6 +161,7 @@ def choose(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Choice]:
     Args:
         logits: [rows, vocabulary], float32; -inf where a token is impossible.
         draws: one for each row.
+        best: what `survey` said of these rows, if all can be chosen from; by default it is asked.
 
     Raises:
         InputError: shapes that do not fit, or a row with NaN, with +inf, or without any possible token.
@@ -153,7 +169,8 @@ def choose(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Choice]:
     _check_shape(logits, len(draws), "draws")
     if not draws:
         return []
-    best = _best_of_each(logits)
+    if best is None:
+        best = _best_of_each(logits)
     return [
         Choice(token) if _is_plain(draw.sampling) else _choose_one(row, draw, token)
         for row, draw, token in zip(logits, draws, best, strict=True)
@@ -195,19 +212,15 @@ def _check_shape(logits: torch.Tensor, rows: int, what: str) -> None:
 
 
 def _best_of_each(logits: torch.Tensor) -> list[int]:
-    """The most probable token of each row, the first of equals; one reduction that also finds bad rows."""
-    peaks, best = logits.max(dim=-1)
-    # NaN wins every maximum, and so does +inf; only a row without any possible token has -inf.
-    usable = peaks.isfinite()
-    if not bool(usable.all()):
-        rows = (~usable).nonzero().flatten().tolist()
+    best, usable = survey(logits)
+    if not all(usable):
+        rows = [row for row, its in enumerate(usable) if not its]
         raise InputError(
             f"the model gave logits that are not numbers in rows {rows}",
             limit="finite numbers, and -inf for some of a row",
             remedy="check the weights and the dtype of the model",
         )
-    chosen: list[int] = best.tolist()
-    return chosen
+    return best
 
 
 def _is_plain(sampling: Sampling) -> bool:

@@ -208,8 +208,11 @@ class Schedule:
 
     def _admit(self) -> None:
         """Lets waiting requests in, in order, until one has to wait for room."""
+        places = self._settings.batch_requests - len(self.running)
+        if not places:
+            return  # with nobody to let in there is nothing to sort
         for request in sorted(self.waiting, key=self._order):
-            if len(self.running) >= self._settings.batch_requests:
+            if not places:
                 break
             if self._follows(request):
                 continue
@@ -229,6 +232,7 @@ class Schedule:
                 break
             self._start(request, answer)
             self.waiting.remove(request)
+            places -= 1
 
     def _chain(self, request: Request) -> Chain:
         """Its tokens with the keys found so far: whoever waits is not hashed anew in every step."""

@@ -14,31 +14,43 @@ recurrent models (2025).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 
-def prompt_boundaries(
-    tokens: int, cached: int, parted: int, grid: int, last: tuple[int, int]
-) -> tuple[int, ...]:
-    """Boundaries of a prompt to keep.
 
-    Args:
-        tokens: length of the prompt.
-        cached: tokens that it reuses; only what is beyond can be kept.
-        parted: tokens after which it leaves what is known, or 0.
+@dataclass(frozen=True, slots=True)
+class Boundaries:
+    """Where boundaries can be, and how many are kept.
+
+    Attributes:
         grid: tokens from one possible boundary to the next.
-        last: how many of the last boundaries, and tokens that are always computed again.
-
-    Returns:
-        Positions, ascending, multiples of `grid`, in `(cached, tokens]`.
+        count: how many of the last boundaries of a prompt, and of an answer.
+        replay_tokens: at the end of a prompt, always computed again.
     """
-    count, replay_tokens = last
-    end = tokens // grid * grid
-    wanted = {end - step * grid for step in range(count)}
-    wanted.add(max(0, tokens - replay_tokens) // grid * grid)
-    wanted.add(parted // grid * grid)
-    return tuple(sorted(position for position in wanted if position > cached))
 
+    grid: int
+    count: int
+    replay_tokens: int
 
-def answer_boundary(before: int, after: int, grid: int) -> int | None:
-    """The last boundary in `(before, after]`, if there is one."""
-    position = after // grid * grid
-    return position if position > before else None
+    def of_prompt(self, tokens: int, cached: int, parted: int) -> tuple[int, ...]:
+        """Boundaries of a prompt to keep.
+
+        Args:
+            tokens: length of the prompt.
+            cached: tokens that it reuses; only what is beyond can be kept.
+            parted: tokens after which it leaves what is known, or 0.
+
+        Returns:
+            Positions, ascending, multiples of `grid`, in `(cached, tokens]`.
+        """
+        wanted = {self._at(tokens) - step * self.grid for step in range(self.count)}
+        wanted.add(self._at(max(0, tokens - self.replay_tokens)))
+        wanted.add(self._at(parted))
+        return tuple(sorted(position for position in wanted if position > cached))
+
+    def of_answer(self, before: int, after: int) -> int | None:
+        """The last boundary in `(before, after]`, if there is one."""
+        position = self._at(after)
+        return position if position > before else None
+
+    def _at(self, tokens: int) -> int:
+        return tokens // self.grid * self.grid

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from stepwell.base.errors import InputError
-from stepwell.cache.pool.limits import Cut, Limits
+from stepwell.cache.pool.limits import Limits
+from stepwell.core.cut import Cut
 from stepwell.core.frames import FrameIds
 from stepwell.core.geometry import Group
 
@@ -102,7 +103,7 @@ class Memory:
     def __init__(self, limits: Limits, device: str) -> None:
         self._page_tokens = limits.page_tokens
         self._both: tuple[Any, ...] = ()
-        cuts = (*(() if limits.full is None else (limits.full,)), *limits.windows)
+        cuts = [cut for cut in limits.cuts if cut not in limits.states]
         if device == NONE:
             self.planes = tuple(_planes(cut, limits.frame_layers, None, None) for cut in cuts)
             self.states = tuple(StateBuffers(cut, None, None) for cut in limits.states)

@@ -14,11 +14,11 @@ import numpy as np
 from stepwell.base.observe import Counters
 from stepwell.base.settings import PoolSettings
 from stepwell.cache.pool.answer import Answer, Busy, Flags, Ready
-from stepwell.cache.pool.boundaries import prompt_boundaries
+from stepwell.cache.pool.boundaries import Boundaries
 from stepwell.cache.pool.buffers import KVBuffers, Memory
 from stepwell.cache.pool.keeping import Keeping
 from stepwell.cache.pool.limits import Limits
-from stepwell.cache.pool.request import Books, OpenRequest, check
+from stepwell.cache.pool.request import Accounts, OpenRequest, check
 from stepwell.cache.pool.states import StateGroup
 from stepwell.cache.pool.table import RequestTable, Rows
 from stepwell.cache.pool.windows import WindowGroup, WindowRow
@@ -65,13 +65,10 @@ class Holdings:
         self._poison = memory.poison if settings.debug else None
         self._counters = counters
         size = limits.page_tokens
-        self._grid = settings.state_tokens or size
-        self._keep = (settings.boundaries, replay_tokens)
+        grid = settings.state_tokens or size
+        self._boundaries = Boundaries(grid, settings.boundaries, replay_tokens)
         self._minimum = limits.pages(settings.minimum_hit_tokens)
-        sizes = [(cut.frames, cut.reach) for cut in (*limits.windows, *limits.states)]
-        self.prefixes = Prefixes(
-            self.frames, size, (limits.full is not None, sizes), Lru(limits.frames), counters
-        )
+        self.prefixes = Prefixes(self.frames, size, limits.cuts, Lru(limits.frames), counters)
         requests = limits.rows(settings.requests)
 
         def table() -> RequestTable:
@@ -92,8 +89,7 @@ class Holdings:
         tables += [group.tables for group in self.windows]
         self.planes = _planes(memory, tables)
         self._keeping = Keeping(
-            grid=self._grid,
-            count=settings.boundaries,
+            boundaries=self._boundaries,
             windows=self.windows,
             states=self.states,
             frames=self.frames,
@@ -177,8 +173,8 @@ class Holdings:
         size = limits.page_tokens
         boundaries: tuple[int, ...] = ()
         if seals and self.prefixes.walked:
-            known = (found.pages * size, found.parted * size)
-            boundaries = prompt_boundaries(len(chain), *known, self._grid, self._keep)
+            cached, parted = found.pages * size, found.parted * size
+            boundaries = self._boundaries.of_prompt(len(chain), cached, parted)
         return OpenRequest(
             chain=chain,
             row=row,
@@ -350,7 +346,7 @@ class Holdings:
         findings = Findings()
         self.frames.check(findings)
         self.prefixes.check(findings)
-        books = Books(
+        books = Accounts(
             self.requests, self.rows, self.table, self.windows, self.prefixes, self.frames
         )
         check(findings, books)

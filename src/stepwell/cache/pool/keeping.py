@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stepwell.base.observe import Counters
-from stepwell.cache.pool.boundaries import answer_boundary
+from stepwell.cache.pool.boundaries import Boundaries
 from stepwell.cache.pool.request import Kept, OpenRequest, Wish
 from stepwell.cache.pool.states import StateGroup, StateRow
 from stepwell.cache.pool.windows import WindowGroup
@@ -24,8 +24,7 @@ class Keeping:
     """Keeps boundaries in the window and state groups of a pool.
 
     Attributes:
-        grid: tokens from one possible boundary to the next.
-        count: how many of the last boundaries of an answer.
+        boundaries: where they can be, and how many are kept.
         windows: the window groups.
         states: the state groups.
         frames: of all groups.
@@ -34,8 +33,7 @@ class Keeping:
         counters: counts what happens.
     """
 
-    grid: int
-    count: int
+    boundaries: Boundaries
     windows: tuple[WindowGroup, ...]
     states: tuple[StateGroup, ...]
     frames: Frames
@@ -54,13 +52,13 @@ class Keeping:
         for position in opened.boundaries:
             if before < position <= min(opened.committed, last):
                 self._keep(opened, position)
-        latest = answer_boundary(max(before, opened.prompt_tokens), last, self.grid)
+        latest = self.boundaries.of_answer(max(before, opened.prompt_tokens), last)
         if latest is None:
             return
         kept = self._keep(opened, latest)
         if kept:
             opened.recent.append(kept)
-        if len(opened.recent) > self.count:
+        if len(opened.recent) > self.boundaries.count:
             for index, records, generations in opened.recent.popleft():
                 index.unwant(records, generations)
 

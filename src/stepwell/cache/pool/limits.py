@@ -16,26 +16,12 @@ from dataclasses import dataclass
 from stepwell.base.errors import InputError
 from stepwell.base.settings import PoolSettings
 from stepwell.cache.pool.answer import NeverFits
+from stepwell.core.cut import Cut
 from stepwell.core.geometry import ITEM_BYTES, Geometry, Group, Rule
 from stepwell.core.key import MAX_PAGE_TOKENS
 
 _MAX_SLOTS = 2**31 - 1
 """Slots are int32 in the request tables."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """How one group is cut into frames.
-
-    Attributes:
-        group: the group.
-        frames: of one of its pages, or of one state.
-        reach: pages before a boundary that are needed to go on there; for a state 1, itself.
-    """
-
-    group: Group
-    frames: int
-    reach: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +109,11 @@ class Limits:
             ahead_tokens=settings.ahead_tokens,
             contiguous=settings.contiguous,
         )
+
+    @property
+    def cuts(self) -> tuple[Cut, ...]:
+        """All groups: the full one, the window groups, the state groups."""
+        return (*(() if self.full is None else (self.full,)), *self.windows, *self.states)
 
     def pages(self, tokens: int) -> int:
         """Pages that so many tokens need."""

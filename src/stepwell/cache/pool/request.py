@@ -84,7 +84,7 @@ class OpenRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
+class Accounts:
     """Everything that `check` lays side by side."""
 
     requests: Mapping[Hashable, OpenRequest]
@@ -95,7 +95,7 @@ class Books:
     frames: Frames
 
 
-def check(findings: Findings, books: Books) -> None:
+def check(findings: Findings, books: Accounts) -> None:
     """Notes every broken invariant between requests, rows, leases and frames."""
     filling: list[int] = []
     for name, opened in books.requests.items():
@@ -125,7 +125,9 @@ def _held(opened: OpenRequest, number: int) -> FrameIds:
     return opened.states[number - len(opened.windows)].held
 
 
-def _check_full(findings: Findings, name: Hashable, opened: OpenRequest, books: Books) -> list[int]:
+def _check_full(
+    findings: Findings, name: Hashable, opened: OpenRequest, books: Accounts
+) -> list[int]:
     table, closed, lease = books.table, books.prefixes.closed, opened.lease
     assert table is not None, "a full group"
     assert closed is not None, "a full group"

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepwell.cache.pool.buffers import StateBuffers
-from stepwell.cache.pool.limits import Cut
 from stepwell.cache.pool.view import StateView
 from stepwell.core.chain import Chain
+from stepwell.core.cut import Cut
 from stepwell.core.frames import FrameIds
 from stepwell.core.walked import WalkedIndex
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stepwell.cache.pool.limits import Cut, Limits
+from stepwell.cache.pool.limits import Limits
 from stepwell.cache.pool.table import RequestTable
 from stepwell.core.chain import Chain
 from stepwell.core.check import Findings
+from stepwell.core.cut import Cut
 from stepwell.core.frames import FrameIds
 from stepwell.core.walked import WalkedIndex
 

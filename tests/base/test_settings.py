@@ -30,6 +30,7 @@ KEYS = {
     "engine.batch_requests",
     "engine.queue_requests",
     "engine.replay_tokens",
+    "memory.device_nodes",
 }
 
 

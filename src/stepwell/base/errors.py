@@ -7,6 +7,8 @@ something that cannot be meant. Every message names the value, the limit it brok
     ├── InputError          a value out of range or of the wrong kind (also a ValueError)
     ├── MisuseError         a call out of order: closing twice, an unknown request (also a RuntimeError)
     │   └── StaleError      a lease or frame that belongs to an earlier life
+    │       └── LateError   a transfer that missed its deadline may still touch the bytes
+    ├── RefusedError        the machine does not give what was asked for (also a RuntimeError)
     ├── ConfigError         a settings file, variable or flag that cannot be read
     ├── GeometryError       a model whose KV layout we do not understand
     └── InvariantError      `check()` found the books out of order: always our own fault
@@ -48,6 +50,14 @@ class MisuseError(StepwellError, RuntimeError):
 
 class StaleError(MisuseError):
     """A lease or frame belongs to an earlier life of the thing it names."""
+
+
+class LateError(StaleError):
+    """The bytes are out of use: a transfer that missed its deadline may still touch them."""
+
+
+class RefusedError(StepwellError, RuntimeError):
+    """The machine does not give what was asked for: memory, huge pages, locks, a name, a device."""
 
 
 class ConfigError(StepwellError, ValueError):

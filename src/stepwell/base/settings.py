@@ -78,6 +78,18 @@ class EngineSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class MemorySettings:
+    """Where raw bytes come from: `memory`.
+
+    Attributes:
+        device_nodes: memory nodes that devices are nearest to, where the machine does not say it or says it
+            wrong: `cuda:0=0, cuda:1=1`.
+    """
+
+    device_nodes: str = _spec("", "memory nodes of devices, such as cuda:0=0, cuda:1=1")
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """The whole tree.
 
@@ -85,11 +97,13 @@ class Settings:
         cache_dir: where converted models lie; empty: the user's cache folder.
         pool: the device side.
         engine: continuous batching.
+        memory: where raw bytes come from.
     """
 
     cache_dir: str = _spec("", "where converted models lie; empty: the user's cache folder")
     pool: PoolSettings = field(default_factory=PoolSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
+    memory: MemorySettings = field(default_factory=MemorySettings)
 
 
 @dataclass(frozen=True, slots=True)

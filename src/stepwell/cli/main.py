@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from stepwell import __version__
 from stepwell.base.errors import StepwellError
-from stepwell.cli import config, demo
+from stepwell.cli import config, demo, doctor
 from stepwell.cli.output import say
 
-_VERBS = (demo, config)
+_VERBS = (demo, doctor, config)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

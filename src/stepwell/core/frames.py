@@ -38,21 +38,28 @@ class Frames:
 
     Args:
         count: frames, 1 to 2**31 - 1.
+        present: how many of them are there from the start; the others begin QUARANTINED, and whoever
+            brings their place moves them to FREE. All by default.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, present: int | None = None) -> None:
         if type(count) is not int or not 1 <= count <= MAX_FRAMES:
             raise InputError(
                 f"the number of frames is {count!r}",
                 limit=f"1 to {MAX_FRAMES}",
                 remedy="give a capacity of at least one page",
             )
+        present = count if present is None else present
+        if type(present) is not int or not 0 <= present <= count:
+            raise InputError(f"{present!r} frames are present", limit=f"0 to {count}")
         self.count = count
         self.status: npt.NDArray[np.uint8] = np.zeros(count, np.uint8)
         self.generation: npt.NDArray[np.uint32] = np.zeros(count, np.uint32)
         # Descending, so that the first frames handed out are 0, 1, 2, ...: neighbours stay neighbours.
-        self._stack: FrameIds = np.arange(count - 1, -1, -1, dtype=np.int32)
-        self._free = count
+        self._stack: FrameIds = np.zeros(count, np.int32)
+        self._stack[:present] = np.arange(present - 1, -1, -1, dtype=np.int32)
+        self._free = present
+        self.status[present:] = Status.QUARANTINED
         # Windows on the columns: one element at a time is read four times faster through them.
         self._status_of = self.status.data
         self._generation_of = self.generation.data
@@ -87,6 +94,31 @@ class Frames:
         self._free = top
         self.status[taken] = _FILLING
         return taken
+
+    def take(self, frames: FrameIds) -> None:
+        """Takes these free frames for filling, wherever they lie on the stack.
+
+        Linear in the free frames, so not for a request's path: `reserve` takes any.
+
+        Args:
+            frames: distinct frame numbers; all are taken or none is.
+
+        Raises:
+            MisuseError: a frame does not exist, comes twice, or is not free.
+        """
+        if len(frames) == 0:
+            return
+        if int(frames.min()) < 0 or int(frames.max()) >= self.count:
+            raise MisuseError(f"frames {frames} do not all exist", limit=f"0 to {self.count - 1}")
+        if not self._distinct(frames) or (self.status[frames] != Status.FREE).any():
+            raise MisuseError("frames would be taken that are not free, or twice")
+        going = np.zeros(self.count, np.bool_)
+        going[frames] = True
+        stack = self._stack[: self._free]
+        left = stack[~going[stack]]
+        self._free = len(left)
+        self._stack[: self._free] = left
+        self.status[frames] = _FILLING
 
     def move(self, frames: FrameIds, after: Status) -> None:
         """Moves frames to another status; to `FREE` also puts them back on the stack.
@@ -123,17 +155,18 @@ class Frames:
             if not (0 <= one < self.count and _ALLOWED_ONE[after][self._status_of[one]]):
                 raise self._illegal(frames, after)
         elif n:
-            low, high = int(frames.min()), int(frames.max())
-            if low < 0 or high >= self.count or not self._distinct(frames):
+            # Read as unsigned, a negative number is too large: one pass for both ends.
+            highest = int(np.maximum.reduce(frames.view(np.uint32)))
+            if highest >= self.count or not self._distinct(frames):
                 raise self._illegal(frames, after)
-            if not _ALLOWED[int(after)].take(self.status.take(frames)).all():
+            if np.count_nonzero(_ALLOWED[int(after)].take(self.status.take(frames))) < n:
                 raise self._illegal(frames, after)
 
     def _distinct(self, frames: FrameIds) -> bool:
         """Whether no frame comes twice; linear in the frames asked about."""
         order = np.arange(len(frames), dtype=np.int32)
         self._seen[frames] = order
-        return bool((self._seen[frames] == order).all())
+        return not np.count_nonzero(self._seen.take(frames) != order)
 
     def _illegal(self, frames: FrameIds, after: Status) -> MisuseError:
         seen: set[int] = set()

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stepwell.base.call import Call
 from stepwell.base.errors import InputError, MisuseError
 from stepwell.base.observe import Counters
 from stepwell.base.settings import PoolSettings
 from stepwell.cache.pool.answer import Answer, Busy, Flags
 from stepwell.cache.pool.buffers import Memory
-from stepwell.cache.pool.call import Call
 from stepwell.cache.pool.holdings import Holdings
 from stepwell.cache.pool.limits import Limits
 from stepwell.cache.pool.prompt import Prompt, chain_of
@@ -86,7 +86,7 @@ class PagePool:
         self._debug = settings.debug
         self._counters = Counters()
         self._held = Holdings(self.limits, settings, memory, self._counters, geometry.replay_tokens)
-        self._call = Call(self._held.check)
+        self._call = Call("pool", self._held.check)
 
     def open(
         self,

@@ -1,0 +1,1 @@
+"""Where raw bytes come from: regions, frames in them, leases, pins and views."""

@@ -1,0 +1,357 @@
+"""Fixed frames in one or more regions, given to owners and taken back.
+
+Neighbours: `books` does the work under the lock that is here, `ground` has the regions; callers hold a `Lease`, a `Pin`
+or a `View`. Memory never calls up: when frames are short, the caller is told by how many.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from stepwell.base.call import Call
+from stepwell.base.clock import Clock, SystemClock
+from stepwell.base.errors import InputError, MisuseError
+from stepwell.base.threads import Health
+from stepwell.core.frames import MAX_FRAMES, FrameIds
+from stepwell.core.lease import caller
+from stepwell.memory import registry
+from stepwell.memory.ask import MAX_BYTES
+from stepwell.memory.books import ArenaBooks, ArenaStats, one
+from stepwell.memory.buffer import Buffer, PlainBuffer
+from stepwell.memory.custody import Custody
+from stepwell.memory.ground import Ground
+from stepwell.memory.growth import Growth
+from stepwell.memory.lease import Lease, Pin, PinBooks
+from stepwell.memory.places import Addresses, Places
+from stepwell.memory.region import PIECE_BYTES, Region
+from stepwell.memory.system import PAGE_BYTES
+from stepwell.memory.view import View, ViewBooks
+
+
+@dataclass(frozen=True, slots=True)
+class Short:
+    """A reservation that got nothing.
+
+    Attributes:
+        by: frames that are missing.
+        count: the most frames that the arena can have; more will never be there.
+    """
+
+    by: int
+    count: int
+
+
+class Arena:
+    """Frames of one size.
+
+    What an entry is: a frame with a place in a region. It enters when its part of the region is ready, and leaves
+    when the region is drained or the arena closed. One lock orders all calls; nothing foreign is called and
+    nothing is written or reported under it. A call from inside a call (a finalizer, a signal handler) may
+    return things, which is queued; anything else raises. Counts are exact. When a call is torn by something
+    foreign (no memory, Ctrl-C), the books are checked, and if they are broken every later call raises. In a
+    forked child the arena is closed.
+
+    Args:
+        frame_bytes: of one frame.
+        count: the most frames, of all regions together.
+        name: for messages.
+        clock: deadlines of pins are on it.
+        align_bytes: frames begin at multiples of it, a power of two up to the memory page, which
+            direct disk I/O needs.
+        debug: check the books after every call, and fill returned frames with NaN; slow.
+    """
+
+    def __init__(
+        self,
+        frame_bytes: int,
+        count: int,
+        *,
+        name: str = "arena",
+        clock: Clock | None = None,
+        align_bytes: int = PAGE_BYTES,
+        debug: bool = False,
+    ) -> None:
+        if type(frame_bytes) is not int or not 1 <= frame_bytes <= MAX_BYTES:
+            raise InputError(f"frames of {frame_bytes!r} bytes", limit=f"1 to {MAX_BYTES}")
+        if type(count) is not int or not 1 <= count <= MAX_FRAMES:
+            raise InputError(f"{count!r} frames", limit=f"1 to {MAX_FRAMES}")
+        if type(align_bytes) is not int or align_bytes.bit_count() != 1 or align_bytes > PAGE_BYTES:
+            raise InputError(
+                f"frames are to begin at multiples of {align_bytes!r}",
+                limit=f"a power of two up to {PAGE_BYTES}",
+            )
+        self.frame_bytes = frame_bytes
+        self.name = name
+        self._clock = SystemClock() if clock is None else clock
+        self._debug = debug
+        self._places = Places(frame_bytes, count, align_bytes)
+        self._custody = Custody(count)
+        self._call = Call(f"arena {name}", self._check)
+        self._ground = Ground(name, self._places, self._custody, self._call)
+        self._books = ArenaBooks(self._custody, self._places, self._ground, debug=debug)
+        self._forks = registry.forks()
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """That have frames here, in the order of `PlainBuffer.region`."""
+        return self._places.regions
+
+    def add(self, region: Region, *, piece_bytes: int = PIECE_BYTES) -> int:
+        """Prepares a region here and now, and gives its frames out as they become ready.
+
+        Args:
+            region: open; it cannot be closed before it is drained or the arena closed.
+            piece_bytes: what is registered at once.
+
+        Returns:
+            The number of its frames; not more than the arena has room for.
+
+        Raises:
+            InputError: the region has no room for a frame, or the arena has for no more.
+            MisuseError: the region is here already.
+            RefusedError: a part could not be had; what was ready before stays.
+        """
+        self._tidy()
+        return self._ground.add(region, piece_bytes)
+
+    def grow(self, region: Region, health: Health, *, piece_bytes: int = PIECE_BYTES) -> Growth:
+        """Does what `add` does, but in a thread; misuse raises at once.
+
+        Args:
+            region: as for `add`.
+            health: told when a part could not be had.
+            piece_bytes: what is registered at once.
+        """
+        self._tidy()
+        return self._ground.grow(region, health, piece_bytes)
+
+    def drain(self, region: Region) -> int:
+        """Gives out no more frames of a region, and lets it go when the last one is back.
+
+        Returns:
+            How many of its frames are still used; at 0 the region is no part of the arena any more.
+
+        Raises:
+            MisuseError: it is not part of the arena.
+        """
+        self._tidy()
+        return self._ground.drain(region)
+
+    def reserve(self, n: int, owner: Hashable) -> Lease | Short:
+        """Takes n frames: all of them, or none.
+
+        Args:
+            n: frames, 1 or more.
+            owner: who has them, for messages.
+
+        Returns:
+            A lease, or by how many frames it fell short: whoever can make room does, and asks again.
+
+        Raises:
+            InputError: n is less than 1.
+        """
+        if type(n) is not int or n < 1:
+            raise InputError(f"{n!r} frames were asked for", limit="1 or more")
+        self._tidy()
+        place = caller(1)
+        with self._call:
+            self._ground.require_open()
+            books = self._custody.reserve(n, owner, place)
+            if books is None:
+                return Short(n - self._custody.frames.free, self._places.count)
+            lease = Lease(self, books)
+            lost = self._books.lost
+            books.ref = weakref.ref(lease, lambda _: lost.append(books))
+            self._check_if_debug()
+        return lease
+
+    def frames_of(self, lease: Lease) -> FrameIds:
+        """See `Lease.frames`."""
+        with self._call:
+            return self._custody.of(lease.books).copy()
+
+    def give_back(self, lease: Lease, frames: object) -> None:
+        """See `Lease.give_back`."""
+        ids, place = self._custody.ids(frames), caller(2)
+        self._end(lambda: self._take(lease, ids, place))
+
+    def release(self, lease: Lease) -> None:
+        """See `Lease.release`."""
+        place = caller(2)
+        self._end(lambda: self._take(lease, None, place))
+
+    def _take(self, lease: Lease, frames: FrameIds | None, place: str) -> None:
+        self._require_mine(lease)
+        self._books.take(lease.books, frames, place)
+
+    def _end(self, action: Callable[[], None]) -> None:
+        """Does what ends something: later from a finalizer, not at all in a forked child."""
+        if self._forks != registry.forks():
+            return
+        if self._call.inside:
+            self._books.later.append(action)
+            return
+        self._tidy()
+        with self._call:
+            action()
+            self._check_if_debug()
+
+    def addresses(self, lease: Lease, frames: object = None) -> Addresses:
+        """Of the first bytes of frames, for adapters and movers; a `Pin` protects what they do there.
+
+        Args:
+            lease: whose frames they are.
+            frames: some of them; all by default.
+        """
+        ids = self.frames_of(lease) if frames is None else self._custody.ids(frames)
+        with self._call:
+            self._require_mine(lease)
+            self._custody.require(lease.books, ids)
+            return self._places.addresses(ids)
+
+    def pin(
+        self, lease: Lease, name: str, frames: object = None, within_s: float | None = None
+    ) -> Pin:
+        """See `Lease.pin`."""
+        if within_s is not None and not within_s >= 0:
+            raise InputError(f"a deadline in {within_s!r} s", limit="0 or more, or None")
+        self._tidy()
+        deadline_s = None if within_s is None else self._clock.now_s() + within_s
+        place = caller(2)
+        ids = self.frames_of(lease) if frames is None else self._custody.ids(frames)
+        with self._call:
+            self._require_mine(lease)
+            self._custody.require_usable(lease.books, ids)
+            self._custody.require_distinct(ids)
+            books = self._custody.pin(lease.books, name, ids, deadline_s, place)
+            pin = Pin(self, books)
+            lost = self._books.lost
+            books.ref = weakref.ref(pin, lambda _: lost.append(books))
+            self._check_if_debug()
+        return pin
+
+    def end_pin(self, number: int) -> None:
+        """The transfer of a pin has really ended: also for pins that were lost.
+
+        Raises:
+            MisuseError: no pin has this number, or it ended before.
+        """
+        self._end(lambda: self._books.end_pin(number))
+
+    def overdue(self) -> tuple[PinBooks, ...]:
+        """Finds pins past their deadline: their frames are out of use until each has really ended.
+
+        Memory has no timer: whoever has one calls this.
+
+        Returns:
+            Those that were not found late before.
+        """
+        self._tidy()
+        now_s = self._clock.now_s()
+        with self._call:
+            late = self._books.overdue(now_s)
+            self._check_if_debug()
+        return late
+
+    def view(self, buffer: Buffer, *, readonly: bool, place: str) -> View:
+        """See `Buffer.view`."""
+        span = (self._places.address(buffer.frame), self.frame_bytes)
+        return View(self, buffer, span, buffer.used_bytes, readonly, place)
+
+    def view_began(self, books: ViewBooks) -> None:
+        """See `ViewOwner`."""
+        self._tidy()
+        with self._call:
+            self._require_mine(books.token.lease)
+            self._books.begin_view(books)
+
+    def view_left(self, books: ViewBooks) -> None:
+        """See `ViewOwner`."""
+        self._end(lambda: self._books.leave_view(books))
+
+    def view_ended(self, books: ViewBooks) -> None:
+        """See `ViewOwner`."""
+        self._books.views_ended.append(books)
+
+    def plain(self, buffer: Buffer) -> PlainBuffer:
+        """See `Buffer.plain`."""
+        with self._call:
+            self._require_mine(buffer.lease)
+            self._custody.require(buffer.lease.books, one(buffer.frame))
+            region, offset = self._places.place(buffer.frame)
+            generation = int(self._custody.frames.generation[buffer.frame])
+            index = self._places.regions.index(region)
+            return PlainBuffer(index, offset, buffer.used_bytes, buffer.frame, generation)
+
+    def stats(self) -> ArenaStats:
+        """Counts, at one moment; linear in the frames."""
+        self._tidy()
+        with self._call:
+            return self._books.stats()
+
+    def check(self) -> None:
+        """Raises `InvariantError` with every broken invariant of the books."""
+        self._tidy()
+        with self._call:
+            self._check()
+
+    def _check(self) -> None:
+        self._books.check()
+
+    def _check_if_debug(self) -> None:
+        if self._debug:
+            self._check()
+
+    def _tidy(self) -> None:
+        """Returns what was lost or ended since the last call, and reports what somebody forgot."""
+        registry.require_own(self._forks, f"the arena {self.name}")
+        books = self._books
+        if (books.lost or books.views_ended or books.later) and not self._call.inside:
+            with self._call:
+                reports = books.settle()
+            for report in reports:
+                warnings.warn(report, ResourceWarning, stacklevel=4)
+
+    def close(self) -> None:
+        """Lets all regions go; a second time, and in a forked child, does nothing.
+
+        The regions are the caller's to close.
+
+        Raises:
+            MisuseError: somebody has or touches frames; names who, and where they took them.
+        """
+        if self._forks != registry.forks():
+            return
+        self._tidy()
+        with self._call:
+            users = self._books.users()
+            if users:
+                more = f"; and {len(users) - 5} more" if len(users) > 5 else ""
+                raise MisuseError(
+                    f"the arena {self.name} is in use: {'; '.join(users[:5])}{more}",
+                    limit="no leases, pins and views",
+                    remedy="release and end them first",
+                )
+            self._ground.end()
+        self._ground.stop()
+        with self._call:
+            self._ground.let_all_go()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _require_mine(self, lease: Lease) -> None:
+        registry.require_own(self._forks, f"the arena {self.name}")
+        self._ground.require_open()
+        if lease.arena is not self:
+            raise MisuseError(f"the lease of {lease.owner!r} is not of the arena {self.name}")

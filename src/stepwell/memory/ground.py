@@ -1,0 +1,159 @@
+"""The regions of an arena: how frames come to be, and how they leave.
+
+Neighbours: `arena` owns one of these and shares its lock; `places` numbers the frames; `growth` prepares regions.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import numpy as np
+
+from stepwell.base.call import Call
+from stepwell.base.errors import InputError, MisuseError
+from stepwell.base.threads import Health
+from stepwell.core.check import Findings
+from stepwell.core.frames import FrameIds
+from stepwell.core.page import Status
+from stepwell.memory.custody import Custody
+from stepwell.memory.growth import Growth
+from stepwell.memory.places import Places
+from stepwell.memory.region import Region
+
+
+class Ground:
+    """The regions behind an arena.
+
+    A region enters before it is ready, gives frames as it becomes so, and may drain: then it gives no more, and
+    leaves when its last frame comes back.
+
+    Args:
+        name: of the arena: who uses the regions.
+        places: where frames lie.
+        custody: who has them.
+        call: the arena's lock.
+    """
+
+    def __init__(self, name: str, places: Places, custody: Custody, call: Call) -> None:
+        self.places = places
+        self._who = f"arena {name}"
+        self._custody = custody
+        self._call = call
+        self._growths: dict[Region, Growth] = {}
+        self._draining: set[Region] = set()
+        self._closed = False
+
+    def add(self, region: Region, piece_bytes: int) -> int:
+        """See `Arena.add`."""
+        self._enter(region, piece_bytes)
+        region.prepare(
+            lambda ready: self._give_out(region, ready, piece_bytes), piece_bytes=piece_bytes
+        )
+        # A region that was prepared before it came here has told nobody.
+        self._give_out(region, region.record.ready_bytes, piece_bytes)
+        with self._call:
+            return len(self.places.of(region))
+
+    def grow(self, region: Region, health: Health, piece_bytes: int) -> Growth:
+        """See `Arena.grow`."""
+        self._enter(region, piece_bytes)
+        growth = Growth(
+            region, piece_bytes, lambda ready: self._give_out(region, ready, piece_bytes), health
+        )
+        with self._call:
+            self._growths[region] = growth
+        growth.begin()
+        return growth
+
+    def _enter(self, region: Region, piece_bytes: int) -> None:
+        if self.places.capacity(region, piece_bytes) < 1:
+            raise InputError(
+                f"a region of {region.size_bytes} bytes, in pieces of {piece_bytes}",
+                limit=f"room for one frame of {self.places.stride_bytes} bytes in a piece",
+            )
+        with self._call:
+            self.require_open()
+            self.places.enter(region)
+            with ExitStack() as undo:
+                undo.callback(self.places.leave, region)
+                region.use(self._who)
+                undo.pop_all()
+
+    def _give_out(self, region: Region, ready_bytes: int, piece_bytes: int) -> None:
+        with self._call:
+            if region in self.places.regions and region not in self._draining and not self._closed:
+                frames = self.places.extend(region, ready_bytes, piece_bytes)
+                self._custody.frames.move(frames, Status.FREE)
+
+    def drain(self, region: Region) -> int:
+        """See `Arena.drain`."""
+        with self._call:
+            self.places.of(region)
+            self._draining.add(region)
+            growth = self._growths.get(region)
+        if growth is not None:
+            growth.stop()  # outside of the call, which its thread may be waiting for
+        with self._call:
+            self._growths.pop(region, None)
+            if region not in self.places.regions:
+                return 0  # the last frame came back meanwhile
+            frames = self.places.of(region)
+            books = self._custody.frames
+            idle: FrameIds = frames[books.status[frames] == Status.FREE]
+            books.take(idle)
+            books.move(idle, Status.QUARANTINED)
+            return self._let_go(region)
+
+    def _let_go(self, region: Region) -> int:
+        """Ends a draining region if nothing of it is used; how many frames are."""
+        used = len(self._custody.used(self.places.of(region)))
+        if not used and region not in self._growths:
+            self.places.leave(region)
+            self._draining.discard(region)
+            region.end_use(self._who)
+        return used
+
+    def keep(self, idle: FrameIds) -> FrameIds:
+        """Takes frames of draining regions out of some that came back; the others."""
+        for region in tuple(self._draining):
+            leaving = self.places.within(idle, region)
+            if leaving.any():
+                self._custody.quarantine(idle[leaving])
+                idle = idle[~leaving]
+                self._let_go(region)
+        return idle
+
+    def require_open(self) -> None:
+        """Raises `MisuseError` once the arena is closed."""
+        if self._closed:
+            raise MisuseError(f"the {self._who} is closed")
+
+    def end(self) -> None:
+        """Nothing enters or is given out from now on."""
+        self._closed = True
+
+    def stop(self) -> None:
+        """Ends all growth; not under the lock, for which their threads may be waiting."""
+        for growth in tuple(self._growths.values()):
+            growth.stop()
+
+    def let_all_go(self) -> None:
+        """All regions leave; nothing of them is used."""
+        for region in self.places.regions:
+            self.places.leave(region)
+            region.end_use(self._who)
+        self._growths.clear()
+        self._draining.clear()
+
+    def check(self, findings: Findings) -> None:
+        """Notes regions that drain without being here, and frames that are out of use for no reason."""
+        findings.expect(self._draining <= set(self.places.regions), "a region drains that has left")
+        status = self._custody.frames.status
+        for region in self.places.regions:
+            frames = self.places.of(region)
+            idle = np.setdiff1d(frames, self._custody.used(frames))
+            free = status[idle] == Status.FREE
+            if region in self._draining:
+                findings.expect(not free.any(), f"a frame of {region.place}, which drains, is free")
+            else:
+                findings.expect(free.all(), f"an idle frame of {region.place} is not free")

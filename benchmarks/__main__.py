@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from benchmarks import chain, engine, frames, index, pool, start, vllm_peer
+from benchmarks import chain, engine, frames, index, memory, pool, start, vllm_peer
 from benchmarks.rows import Row, exit_code, table, write_json
 from benchmarks.world import World
 from stepwell.base.clock import SystemClock
@@ -21,6 +21,7 @@ GROUPS: Mapping[str, Callable[[World], Iterator[Row]]] = {
     "chain": chain.rows,
     "index": index.rows,
     "frames": frames.rows,
+    "memory": memory.rows,
     "pool": pool.rows,
     "vllm": vllm_peer.rows,
     "engine": engine.rows,

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from stepwell.core.part import Part, Shard
     from stepwell.core.reasons import Reason
     from stepwell.engine.engine import Engine
+    from stepwell.memory.arena import Arena, Short
+    from stepwell.memory.ask import Ask, Kind, Trait
+    from stepwell.memory.region import Region
 
 __version__ = "0.1.0"
 
@@ -42,6 +45,12 @@ _HOMES = {
     "Shard": "stepwell.core.part",
     "Reason": "stepwell.core.reasons",
     "Engine": "stepwell.engine.engine",
+    "Arena": "stepwell.memory.arena",
+    "Short": "stepwell.memory.arena",
+    "Ask": "stepwell.memory.ask",
+    "Kind": "stepwell.memory.ask",
+    "Trait": "stepwell.memory.ask",
+    "Region": "stepwell.memory.region",
     "QueueBusy": "stepwell.engine.request",
     "Record": "stepwell.engine.request",
     "Wishes": "stepwell.engine.request",
@@ -49,6 +58,8 @@ _HOMES = {
 }
 
 __all__ = [
+    "Arena",
+    "Ask",
     "Busy",
     "Chain",
     "Digest",
@@ -59,6 +70,7 @@ __all__ = [
     "Geometry",
     "Group",
     "KVView",
+    "Kind",
     "Namespace",
     "NeverFits",
     "PagePool",
@@ -68,11 +80,14 @@ __all__ = [
     "Ready",
     "Reason",
     "Record",
+    "Region",
     "Rule",
     "Sampling",
     "Settings",
     "Shard",
+    "Short",
     "StateTensor",
+    "Trait",
     "Wishes",
     "__version__",
 ]

@@ -184,7 +184,7 @@ def test_a_value_of_the_wrong_kind_is_refused_with_key_and_source(key, value):
     assert "override" in str(caught.value)
 
 
-NO_NUMBERS = {"cache_dir", "pool.debug", "pool.contiguous"}
+NO_NUMBERS = {"cache_dir", "pool.debug", "pool.contiguous", "memory.device_nodes"}
 
 
 @pytest.mark.parametrize("key", sorted(KEYS - NO_NUMBERS - {"pool.state_tokens"}))

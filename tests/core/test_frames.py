@@ -256,3 +256,70 @@ def test_the_checker_finds_broken_books(damage):
     damage(frames)
     with pytest.raises(InvariantError):
         check(frames)
+
+
+@pytest.mark.parametrize("present", [0, 1, 3, 5])
+def test_frames_that_are_not_there_yet_are_out_of_use(present):
+    frames = Frames(5, present)
+    assert frames.free == present
+    assert frames.reserve(present + 1) is None
+    assert frames.status[present:].tolist() == [Status.QUARANTINED] * (5 - present)
+    check(frames)
+    assert frames.reserve(present).tolist() == list(range(present))
+    check(frames)
+
+
+def test_frames_come_when_somebody_brings_their_place():
+    frames = Frames(5, 2)
+    frames.move(ids(2, 3), Status.FREE)
+    assert frames.free == 4
+    check(frames)
+    assert sorted(frames.reserve(4).tolist()) == [0, 1, 2, 3]
+    frames.move(ids(4), Status.FREE)
+    assert frames.reserve(1).tolist() == [4]
+    check(frames)
+
+
+@pytest.mark.parametrize("present", [-1, 6, 1.0, True, "2"])
+def test_a_number_of_present_frames_that_cannot_be_is_refused_by_value(present):
+    with pytest.raises(InputError, match="present") as caught:
+        Frames(5, present)
+    assert repr(present) in str(caught.value)
+
+
+@pytest.mark.parametrize("wanted", [(), (0,), (5,), (2, 4), (5, 0), (3, 1, 2), (0, 1, 2, 3, 4, 5)])
+def test_free_frames_are_taken_wherever_they_lie(wanted):
+    frames = Frames(6)
+    frames.take(ids(*wanted))
+    assert frames.free == 6 - len(wanted)
+    assert {frame for frame in range(6) if frames.status[frame] == Status.FILLING} == set(wanted)
+    check(frames)
+    others = [frame for frame in range(6) if frame not in wanted]
+    assert frames.reserve(len(others)).tolist() == others, "the others keep their order"
+    frames.move(np.arange(6, dtype=np.int32), Status.FREE)
+    assert frames.generation.tolist() == [1] * 6, "taking frees nothing"
+    check(frames)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "named"),
+    [
+        ((6,), "do not all exist"),
+        ((-1,), "do not all exist"),
+        ((4, -1), "do not all exist"),
+        ((4, 6), "do not all exist"),
+        ((4, 4), "twice"),
+        ((0,), "not free"),
+        ((4, 0), "not free"),
+        ((4, 5, 4), "twice"),
+    ],
+    ids=str,
+)
+def test_taking_what_is_not_free_takes_nothing(wanted, named):
+    frames = Frames(6)
+    frames.reserve(4)
+    untouched = books(frames)
+    with pytest.raises(MisuseError, match=named):
+        frames.take(ids(*wanted))
+    assert books(frames) == untouched
+    check(frames)

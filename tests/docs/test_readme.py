@@ -48,5 +48,13 @@ def test_the_sampling_example_says_the_same_every_time_and_stops() -> None:
     assert run(EXAMPLES[2]) == printed
 
 
+def test_the_memory_example_frees_frames_only_after_the_transfer() -> None:
+    frames, *refusals, during, after = run(EXAMPLES[4]).splitlines()
+    assert frames.partition(";")[0] == "16 frames"
+    assert bool(refusals) is frames.endswith("False")
+    assert during == "13 free while the transfer reads"
+    assert after == "16 free"
+
+
 def test_a_model_of_ones_own_says_how_much_was_reused() -> None:
     assert run(EXAMPLES[3]).startswith("0 of 100 not_sealed (")

@@ -249,7 +249,7 @@ def fault_rows() -> dict[str, list[str]]:
     text = (ROOT / "docs" / "internals" / "faults.md").read_text(encoding="utf-8")
     rows = {}
     for line in text.splitlines():
-        found = re.match(r"\| ([PAHF]\d+) \|", line)
+        found = re.match(r"\| ([PAHFM]\d+) \|", line)
         if found:
             rows[found.group(1)] = re.findall(r"`(test_\w+)`", line)
     return rows
@@ -271,11 +271,11 @@ def test_every_fault_id_in_a_test_is_explained() -> None:
     used = set()
     for path in TESTS:
         text = path.read_text(encoding="utf-8")
-        used |= set(re.findall(r"\b([FH]\d+)\b", text))
+        used |= set(re.findall(r"\b([FHM]\d+)\b", text))
         used |= {
             name.upper()
             for name in re.findall(
-                r"_([pfa]\d+)(?=_)", " ".join(re.findall(r"def (test_\w+)", text))
+                r"_([pfam]\d+)(?=_)", " ".join(re.findall(r"def (test_\w+)", text))
             )
         }
     assert used

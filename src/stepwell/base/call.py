@@ -7,17 +7,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import TracebackType
+from typing import Any
 
 from stepwell.base.errors import InvariantError, MisuseError, StepwellError
 
 
 class Call:
-    """The lock of an object with books. A call that something foreign tears (no memory, Ctrl-C) is looked over afterwards.
+    """The lock of an object with books: `with call.alone(), call:`.
 
-    Our own errors are raised before anything changes. After any other exception every invariant is
-    checked: if one is broken, all later calls raise instead of working with broken books. A call from
-    inside a call (a finalizer, a signal handler) raises, since it would wait for itself.
+    Two contexts, because Ctrl-C can strike at the first instruction of any Python function, an `__exit__` too: the
+    lock is the interpreter's own, which is taken and given back between instructions.
+
+    A call that something foreign tears (no memory, Ctrl-C) is looked over afterwards. Our own errors are
+    raised before anything changes. After any other exception every invariant is checked: if one is broken,
+    all later calls raise instead of working with broken books. A call from inside a call (a finalizer, a
+    signal handler) raises, since it would wait for itself.
 
     Args:
         what: the object, for messages.
@@ -27,46 +33,43 @@ class Call:
     def __init__(self, what: str, check: Callable[[], None]) -> None:
         self._what = what
         self._check = check
-        self._lock = threading.Lock()
-        self._owner: int | None = None
+        # Re-entrant only because such a lock knows its owner in the same instant in which it is taken.
+        self._lock: Any = threading.RLock()
         self._torn: InvariantError | None = None
 
     @property
     def inside(self) -> bool:
         """Whether this thread is inside of a call already: a finalizer or signal handler runs."""
-        return self._owner == threading.get_ident()
+        return bool(self._lock._is_owned())
 
-    def __enter__(self) -> None:
-        me = threading.get_ident()
-        if self._owner == me:
+    def alone(self) -> AbstractContextManager[Any]:
+        """The lock, to be entered before the call.
+
+        Raises:
+            MisuseError: this thread is inside of a call already.
+        """
+        if self._lock._is_owned():
             raise MisuseError(
                 f"the {self._what} was called from inside one of its own calls",
                 remedy="do not call it from finalizers or signal handlers",
             )
-        taken = entered = False
-        try:
-            taken = self._lock.acquire()
-            self._owner = me
-            if self._torn is not None:
-                raise self._torn
-            entered = True
-        finally:
-            # Also when Ctrl-C comes before the body of the call: nobody would release the lock.
-            if taken and not entered:
-                self._owner = None
-                self._lock.release()
+        lock: AbstractContextManager[Any] = self._lock
+        return lock
+
+    def __enter__(self) -> None:
+        if self._torn is not None:
+            raise self._torn
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
+        if error is None or isinstance(error, StepwellError):
+            return
+        story = f"an earlier call was torn by {type(error).__name__}"
+        self._torn = InvariantError([story, "and looking it over was interrupted"])
         try:
-            if error is not None and not isinstance(error, StepwellError):
-                try:
-                    self._check()
-                except InvariantError as broken:
-                    self._torn = InvariantError(
-                        [f"an earlier call was torn by {type(error).__name__}", *broken.findings]
-                    )
-        finally:
-            self._owner = None
-            self._lock.release()
+            self._check()
+        except InvariantError as broken:
+            self._torn = InvariantError([story, *broken.findings])
+        else:
+            self._torn = None

@@ -48,7 +48,8 @@ def register(verbs: Any) -> None:
     parser = verbs.add_parser(
         "doctor",
         help="what memory this machine gives, and what would help",
-        description="Opens, touches and closes a small region of every kind. Nothing is left behind.",
+        description="Opens, touches and closes a small region of every kind. Nothing is left behind; what "
+        "killed processes left in shared memory is removed.",
     )
     parser.add_argument(
         "--size", default="16MiB", metavar="BYTES", help="of each region (default: 16MiB)"
@@ -61,19 +62,26 @@ def register(verbs: Any) -> None:
 def run(parsed: argparse.Namespace) -> int:
     """Tries every kind; refusals are findings, not failures."""
     from stepwell.memory.gpu import find_gpu
-    from stepwell.memory.machine import read_machine
+    from stepwell.memory.machine import SHARED_FOLDER, read_machine
+    from stepwell.memory.named import remove_left
 
     settings = config.read(parsed).settings
     size_bytes = parse_bytes(parsed.size)
+    left = remove_left()
     machine, gpu = read_machine(), find_gpu()
-    node = _node(machine, gpu, settings.memory.device_nodes)
+    nearest = _nearest(gpu, settings.memory.device_nodes)
+    node = next(iter(machine.nodes), 0) if nearest is None else nearest
     folder = str(Path(settings.cache_dir or tempfile.gettempdir()).expanduser())
     probes = [_try(name, ask, gpu) for name, ask in _asks(size_bytes, node, folder)]
     if parsed.json:
-        print(json.dumps(_plain(machine, gpu, probes), indent=2))
+        facts = _plain(machine, gpu, probes) | {"left_removed": left}
+        print(json.dumps(facts, indent=2))
         return 0
-    for label, text in _facts(machine, gpu, node):
+    for label, text in _facts(machine, gpu, nearest):
         print(f"{label:14} {text}")
+    if left:
+        names, size = ", ".join(left), format_bytes(sum(left.values()))
+        print(f"{'left behind':14} {names} ({size}) in {SHARED_FOLDER} by dead processes: removed")
     print()
     for probe in probes:
         print(f"{probe.name:14} {_got(probe)}")
@@ -82,17 +90,15 @@ def run(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _node(machine: Machine, gpu: Gpu | None, overrides: str) -> int:
-    """The node to try: the device's, or the first."""
+def _nearest(gpu: Gpu | None, overrides: str) -> int | None:
+    """The node of the device, if there is one and it is known."""
     from stepwell.memory.gpu import nearest_node, read_nodes
 
     nodes = read_nodes(overrides)
-    if gpu is not None:
-        try:
-            return nearest_node(gpu, nodes)
-        except RefusedError:
-            pass  # the line about the device says that its node is unknown
-    return machine.nodes[0] if machine.nodes else 0
+    try:
+        return None if gpu is None else nearest_node(gpu, nodes)
+    except RefusedError:
+        return None
 
 
 def _asks(size_bytes: int, node: int, folder: str) -> Iterator[tuple[str, Ask]]:
@@ -142,7 +148,7 @@ def _got(probe: Probe) -> str:
     return ", ".join(parts)
 
 
-def _facts(machine: Machine, gpu: Gpu | None, node: int) -> Iterator[tuple[str, str]]:
+def _facts(machine: Machine, gpu: Gpu | None, nearest: int | None) -> Iterator[tuple[str, str]]:
     from stepwell.memory.machine import SHARED_FOLDER
 
     def size(count: int | None) -> str:
@@ -158,7 +164,8 @@ def _facts(machine: Machine, gpu: Gpu | None, node: int) -> Iterator[tuple[str, 
     yield "2 MiB pages", "none" if huge is None else f"{huge.free} of {huge.total} free"
     yield "memory nodes", ", ".join(map(str, machine.nodes)) or "unknown"
     yield SHARED_FOLDER, f"{size(machine.shared_free_bytes)} free"
-    yield "GPU", "none" if gpu is None else f"{gpu.device}, nearest to node {node}"
+    where = "an unknown node" if nearest is None else f"node {nearest}"
+    yield "GPU", "none" if gpu is None else f"{gpu.device}, nearest to {where}"
 
 
 def _plain(machine: Machine, gpu: Gpu | None, probes: list[Probe]) -> dict[str, Any]:

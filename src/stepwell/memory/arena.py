@@ -6,9 +6,10 @@ or a `View`. Memory never calls up: when frames are short, the caller is told by
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -26,9 +27,9 @@ from stepwell.memory.buffer import Buffer, PlainBuffer
 from stepwell.memory.custody import Custody
 from stepwell.memory.ground import Ground
 from stepwell.memory.growth import Growth
-from stepwell.memory.lease import Lease, Pin, PinBooks
+from stepwell.memory.lease import Lease, LeaseBooks, Pin, PinBooks
 from stepwell.memory.places import Addresses, Places
-from stepwell.memory.region import PIECE_BYTES, Region
+from stepwell.memory.region import Region
 from stepwell.memory.system import PAGE_BYTES
 from stepwell.memory.view import View, ViewBooks
 
@@ -80,7 +81,8 @@ class Arena:
             raise InputError(f"frames of {frame_bytes!r} bytes", limit=f"1 to {MAX_BYTES}")
         if type(count) is not int or not 1 <= count <= MAX_FRAMES:
             raise InputError(f"{count!r} frames", limit=f"1 to {MAX_FRAMES}")
-        if type(align_bytes) is not int or align_bytes.bit_count() != 1 or align_bytes > PAGE_BYTES:
+        powers = {1 << bit for bit in range(PAGE_BYTES.bit_length())}
+        if type(align_bytes) is not int or align_bytes not in powers:
             raise InputError(
                 f"frames are to begin at multiples of {align_bytes!r}",
                 limit=f"a power of two up to {PAGE_BYTES}",
@@ -98,15 +100,23 @@ class Arena:
 
     @property
     def regions(self) -> tuple[Region, ...]:
-        """That have frames here, in the order of `PlainBuffer.region`."""
+        """That have frames here, or will."""
         return self._places.regions
 
-    def add(self, region: Region, *, piece_bytes: int = PIECE_BYTES) -> int:
+    def number(self, region: Region) -> int:
+        """What `PlainBuffer.region` calls a region: told to whoever gets its descriptor, and never used again.
+
+        Raises:
+            MisuseError: it is not part of the arena.
+        """
+        with self._call.alone(), self._call:
+            return self._places.number(region)
+
+    def add(self, region: Region) -> int:
         """Prepares a region here and now, and gives its frames out as they become ready.
 
         Args:
             region: open; it cannot be closed before it is drained or the arena closed.
-            piece_bytes: what is registered at once.
 
         Returns:
             The number of its frames; not more than the arena has room for.
@@ -117,18 +127,17 @@ class Arena:
             RefusedError: a part could not be had; what was ready before stays.
         """
         self._tidy()
-        return self._ground.add(region, piece_bytes)
+        return self._ground.add(region)
 
-    def grow(self, region: Region, health: Health, *, piece_bytes: int = PIECE_BYTES) -> Growth:
+    def grow(self, region: Region, health: Health) -> Growth:
         """Does what `add` does, but in a thread; misuse raises at once.
 
         Args:
             region: as for `add`.
             health: told when a part could not be had.
-            piece_bytes: what is registered at once.
         """
         self._tidy()
-        return self._ground.grow(region, health, piece_bytes)
+        return self._ground.grow(region, health)
 
     def drain(self, region: Region) -> int:
         """Gives out no more frames of a region, and lets it go when the last one is back.
@@ -142,7 +151,7 @@ class Arena:
         self._tidy()
         return self._ground.drain(region)
 
-    def reserve(self, n: int, owner: Hashable) -> Lease | Short:
+    def reserve(self, n: int, owner: str | int) -> Lease | Short:
         """Takes n frames: all of them, or none.
 
         Args:
@@ -153,26 +162,30 @@ class Arena:
             A lease, or by how many frames it fell short: whoever can make room does, and asks again.
 
         Raises:
-            InputError: n is less than 1.
+            InputError: n is less than 1, or the owner neither text nor a number.
         """
         if type(n) is not int or n < 1:
             raise InputError(f"{n!r} frames were asked for", limit="1 or more")
+        if type(owner) not in (str, int):  # printed under the lock, so nobody's own __repr__
+            raise InputError(f"the owner is a {type(owner).__name__}", limit="text or a number")
         self._tidy()
-        place = caller(1)
-        with self._call:
+        books = LeaseBooks(owner, caller(1))
+        lease = Lease(self, books)
+        lost = self._books.lost
+        # Before it gets frames: a call that is torn afterwards loses the lease, which is noticed.
+        books.ref = weakref.ref(lease, lambda _: lost.append(books))
+        with self._call.alone(), self._call:
             self._ground.require_open()
-            books = self._custody.reserve(n, owner, place)
-            if books is None:
+            if not self._custody.reserve(n, books):
+                books.ref = None
                 return Short(n - self._custody.frames.free, self._places.count)
-            lease = Lease(self, books)
-            lost = self._books.lost
-            books.ref = weakref.ref(lease, lambda _: lost.append(books))
             self._check_if_debug()
         return lease
 
     def frames_of(self, lease: Lease) -> FrameIds:
         """See `Lease.frames`."""
-        with self._call:
+        registry.require_own(self._forks, f"the arena {self.name}")
+        with self._call.alone(), self._call:
             return self._custody.of(lease.books).copy()
 
     def give_back(self, lease: Lease, frames: object) -> None:
@@ -196,8 +209,9 @@ class Arena:
         if self._call.inside:
             self._books.later.append(action)
             return
-        self._tidy()
-        with self._call:
+        # Not tidied here: this may be a finalizer, and those of other lost leases are about to release them.
+        with self._call.alone(), self._call:
+            self._books.end_views()
             action()
             self._check_if_debug()
 
@@ -208,9 +222,9 @@ class Arena:
             lease: whose frames they are.
             frames: some of them; all by default.
         """
+        self._require_mine(lease)
         ids = self.frames_of(lease) if frames is None else self._custody.ids(frames)
-        with self._call:
-            self._require_mine(lease)
+        with self._call.alone(), self._call:
             self._custody.require(lease.books, ids)
             return self._places.addresses(ids)
 
@@ -222,16 +236,16 @@ class Arena:
             raise InputError(f"a deadline in {within_s!r} s", limit="0 or more, or None")
         self._tidy()
         deadline_s = None if within_s is None else self._clock.now_s() + within_s
-        place = caller(2)
         ids = self.frames_of(lease) if frames is None else self._custody.ids(frames)
-        with self._call:
+        books = PinBooks(name, ids, lease.books, deadline_s, caller(2))
+        pin = Pin(self, books)
+        lost = self._books.lost
+        books.ref = weakref.ref(pin, lambda _: lost.append(books))
+        with self._call.alone(), self._call:
             self._require_mine(lease)
             self._custody.require_usable(lease.books, ids)
             self._custody.require_distinct(ids)
-            books = self._custody.pin(lease.books, name, ids, deadline_s, place)
-            pin = Pin(self, books)
-            lost = self._books.lost
-            books.ref = weakref.ref(pin, lambda _: lost.append(books))
+            self._custody.pin(books)
             self._check_if_debug()
         return pin
 
@@ -253,7 +267,7 @@ class Arena:
         """
         self._tidy()
         now_s = self._clock.now_s()
-        with self._call:
+        with self._call.alone(), self._call:
             late = self._books.overdue(now_s)
             self._check_if_debug()
         return late
@@ -261,12 +275,12 @@ class Arena:
     def view(self, buffer: Buffer, *, readonly: bool, place: str) -> View:
         """See `Buffer.view`."""
         span = (self._places.address(buffer.frame), self.frame_bytes)
-        return View(self, buffer, span, buffer.used_bytes, readonly, place)
+        return View(self, buffer, span, slice(0, buffer.used_bytes), readonly, place)
 
     def view_began(self, books: ViewBooks) -> None:
         """See `ViewOwner`."""
         self._tidy()
-        with self._call:
+        with self._call.alone(), self._call:
             self._require_mine(books.token.lease)
             self._books.begin_view(books)
 
@@ -280,24 +294,24 @@ class Arena:
 
     def plain(self, buffer: Buffer) -> PlainBuffer:
         """See `Buffer.plain`."""
-        with self._call:
-            self._require_mine(buffer.lease)
+        self._require_mine(buffer.lease)
+        with self._call.alone(), self._call:
             self._custody.require(buffer.lease.books, one(buffer.frame))
             region, offset = self._places.place(buffer.frame)
             generation = int(self._custody.frames.generation[buffer.frame])
-            index = self._places.regions.index(region)
-            return PlainBuffer(index, offset, buffer.used_bytes, buffer.frame, generation)
+            number = self._places.number(region)
+            return PlainBuffer(number, offset, buffer.used_bytes, buffer.frame, generation)
 
     def stats(self) -> ArenaStats:
         """Counts, at one moment; linear in the frames."""
         self._tidy()
-        with self._call:
+        with self._call.alone(), self._call:
             return self._books.stats()
 
     def check(self) -> None:
         """Raises `InvariantError` with every broken invariant of the books."""
         self._tidy()
-        with self._call:
+        with self._call.alone(), self._call:
             self._check()
 
     def _check(self) -> None:
@@ -311,11 +325,13 @@ class Arena:
         """Returns what was lost or ended since the last call, and reports what somebody forgot."""
         registry.require_own(self._forks, f"the arena {self.name}")
         books = self._books
-        if (books.lost or books.views_ended or books.later) and not self._call.inside:
-            with self._call:
-                reports = books.settle()
-            for report in reports:
-                warnings.warn(report, ResourceWarning, stacklevel=4)
+        queued = books.lost or books.views_ended or books.later or books.reports
+        if queued and not self._call.inside:
+            with self._call.alone(), self._call:
+                books.settle()
+            with contextlib.suppress(IndexError):  # where warnings are errors, the others wait
+                while True:
+                    warnings.warn(books.reports.popleft(), ResourceWarning, stacklevel=3)
 
     def close(self) -> None:
         """Lets all regions go; a second time, and in a forked child, does nothing.
@@ -328,7 +344,7 @@ class Arena:
         if self._forks != registry.forks():
             return
         self._tidy()
-        with self._call:
+        with self._call.alone(), self._call:
             users = self._books.users()
             if users:
                 more = f"; and {len(users) - 5} more" if len(users) > 5 else ""
@@ -339,7 +355,7 @@ class Arena:
                 )
             self._ground.end()
         self._ground.stop()
-        with self._call:
+        with self._call.alone(), self._call:
             self._ground.let_all_go()
 
     def __enter__(self) -> Self:

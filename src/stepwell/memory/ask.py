@@ -10,6 +10,10 @@ from enum import StrEnum
 from typing import Any
 
 from stepwell.base.errors import InputError, RefusedError
+from stepwell.memory.system import HUGE_BYTES, PAGE_BYTES
+
+PIECE_BYTES = 256 << 20
+"""Registering stops the device for as long as it takes, so not all at once; no frame lies in two pieces."""
 
 MAX_BYTES = 2**46
 """64 TiB: more is a mistake, and larger numbers overflow somewhere on their way into the kernel."""
@@ -78,6 +82,7 @@ class Ask:
         node: memory node; None leaves the choice to the kernel. See `nearest_node` for a GPU's.
         name: of a NAMED region: letters, digits, `.`, `_` and `-`.
         folder: of a FILE region.
+        piece_bytes: what is prepared and registered at once, whole memory pages; no frame lies in two pieces.
         may_lack: traits without which the region is still wanted; what is missing is in its record.
     """
 
@@ -89,6 +94,7 @@ class Ask:
     name: str = ""
     folder: str = ""
     may_lack: frozenset[Trait] = frozenset()
+    piece_bytes: int = PIECE_BYTES
 
     def __post_init__(self) -> None:
         """Refuses what cannot be meant."""
@@ -98,13 +104,16 @@ class Ask:
             raise InputError(f"the kind is {self.kind!r}", limit="a member of Kind")
         if self.node is not None and (type(self.node) is not int or not 0 <= self.node < 1024):
             raise InputError(f"the memory node is {self.node!r}", limit="0 to 1023, or None")
-        if bool(self.name) != (self.kind is Kind.NAMED):
-            raise InputError(f"a {self.kind} region with the name {self.name!r}", limit=_NAMED)
-        letters = self.name.replace("-", "").replace("_", "").replace(".", "")
-        if self.name and (not letters.isalnum() or not self.name.isascii() or len(self.name) > 200):
-            raise InputError(f"the name {self.name!r}", limit="up to 200 of a-z A-Z 0-9 . _ -")
-        if bool(self.folder) != (self.kind is Kind.FILE):
-            raise InputError(f"a {self.kind} region in the folder {self.folder!r}", limit=_FOLDER)
+        page_bytes = HUGE_BYTES if self.huge else PAGE_BYTES
+        if (
+            type(self.piece_bytes) is not int
+            or self.piece_bytes < 1
+            or self.piece_bytes % page_bytes
+        ):
+            raise InputError(
+                f"piece_bytes is {self.piece_bytes!r}", limit=f"multiples of {page_bytes}"
+            )
+        self._require_names()
         for trait, kinds in _POSSIBLE.items():
             if self.wants(trait) and self.kind not in kinds:
                 raise InputError(
@@ -112,6 +121,17 @@ class Ask:
                 )
         if not all(isinstance(trait, Trait) for trait in self.may_lack):
             raise InputError(f"may_lack is {self.may_lack!r}", limit="a set of Trait")
+
+    def _require_names(self) -> None:
+        if not isinstance(self.name, str) or not isinstance(self.folder, str):
+            raise InputError(f"name {self.name!r}, folder {self.folder!r}", limit="text")
+        if bool(self.name) != (self.kind is Kind.NAMED):
+            raise InputError(f"a {self.kind} region with the name {self.name!r}", limit=_NAMED)
+        letters = self.name.replace("-", "").replace("_", "").replace(".", "")
+        if self.name and (not letters.isalnum() or not self.name.isascii() or len(self.name) > 200):
+            raise InputError(f"the name {self.name!r}", limit="up to 200 of a-z A-Z 0-9 . _ -")
+        if bool(self.folder) != (self.kind is Kind.FILE):
+            raise InputError(f"a {self.kind} region in the folder {self.folder!r}", limit=_FOLDER)
 
     def wants(self, trait: Trait) -> bool:
         """Whether the trait is asked for."""

@@ -78,6 +78,7 @@ class ArenaBooks:
         self.lost: deque[LeaseBooks | PinBooks] = deque()
         self.views_ended: deque[ViewBooks] = deque()
         self.later: deque[Callable[[], object]] = deque()
+        self.reports: deque[str] = deque()
         self._leases_lost = self._pins_late = self._pins_lost = 0
 
     def take(self, books: LeaseBooks, frames: FrameIds | None, place: str) -> None:
@@ -96,11 +97,11 @@ class ArenaBooks:
         idle = self._ground.keep(idle)
         if self._debug:
             for frame in map(int, idle):
-                if not self.on_device(frame):
+                if not self._on_device(frame):
                     ctypes.memset(self._places.address(frame), _POISON, self._places.frame_bytes)
         self.custody.frames.move(idle, Status.FREE)
 
-    def on_device(self, frame: int) -> bool:
+    def _on_device(self, frame: int) -> bool:
         """Whether the frame lies in device memory."""
         return self._places.place(frame)[0].record.ask.kind is Kind.DEVICE
 
@@ -127,11 +128,10 @@ class ArenaBooks:
     def begin_view(self, view: ViewBooks) -> None:
         """Protects the bytes of a buffer that is still good."""
         buffer: Buffer = view.token
-        frames = one(buffer.frame)
-        self.custody.require_usable(buffer.lease.books, frames)
-        if self.on_device(buffer.frame):
+        self.custody.touch_one(buffer.lease.books, buffer.frame)
+        if self._on_device(buffer.frame):
+            self.custody.untouch_one(buffer.frame)
             raise MisuseError("device memory has no bytes here", remedy="copy it to the host first")
-        self.custody.touch(frames)
         self._views[id(view)] = view
 
     def leave_view(self, view: ViewBooks) -> None:
@@ -139,31 +139,44 @@ class ArenaBooks:
         if id(view) in self._views:
             self.custody.quarantine(one(view.token.frame))
 
-    def settle(self) -> list[str]:
-        """Empties the queues; what is to be reported."""
-        reports: list[str] = []
-        while self.later:
-            self.later.popleft()()
+    def settle(self) -> None:
+        """Empties the queues, and notes what is to be reported."""
+        self.end_views()
+        # Ends come first: the collector queues a lease as lost before it calls the finalizer that releases it.
+        while self.later or self.lost:
+            if self.later:
+                self._end_later(self.later.popleft())
+            else:
+                self._take_lost(self.lost.popleft())
+
+    def end_views(self) -> None:
+        """Lets go of the frames of views that have ended."""
         while self.views_ended:
             view = self.views_ended.popleft()
             if self._views.pop(id(view), None) is None:
                 continue  # it never began
-            self._set_free(self.custody.untouch(one(view.token.frame)))
+            if self.custody.untouch_one(view.token.frame):
+                self._set_free(one(view.token.frame))
             if not view.over:
-                reports.append(f"a view taken at {view.place} was lost inside of its block")
-        while self.lost:
-            books = self.lost.popleft()
-            if books.ended:
-                continue
-            if isinstance(books, PinBooks):
-                reports.append(self._lost_pin(books))
-            else:
-                self._leases_lost += 1
-                self.take(books, None, "the collector")
-                reports.append(
-                    f"the lease of {books.owner!r} was lost, not released; it was taken at {books.place}"
-                )
-        return reports
+                self.reports.append(f"a view taken at {view.place} was lost inside of its block")
+
+    def _end_later(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except MisuseError as error:  # whoever calls now did nothing wrong
+            self.reports.append(f"what a finalizer wanted to end: {error}")
+
+    def _take_lost(self, books: LeaseBooks | PinBooks) -> None:
+        if books.ended or not books.number:
+            return  # or it never began
+        if isinstance(books, PinBooks):
+            self.reports.append(self._lost_pin(books))
+            return
+        self._leases_lost += 1
+        self.take(books, None, "the collector")
+        self.reports.append(
+            f"the lease of {books.owner!r} was lost, not released; it was taken at {books.place}"
+        )
 
     def _lost_pin(self, pin: PinBooks) -> str:
         self._pins_lost += 1

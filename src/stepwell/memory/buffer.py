@@ -21,7 +21,7 @@ class PlainBuffer:
     """Where a buffer lies in its region, for another process that has the region too.
 
     Attributes:
-        region: which of the arena's regions, in the order of `Arena.regions`.
+        region: number of the region, see `Arena.number`.
         offset: of its first byte in the region.
         used_bytes: of it.
         frame: its number.

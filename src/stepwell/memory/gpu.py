@@ -35,7 +35,11 @@ class Gpu(Protocol):
         ...
 
     def unregister(self, address: int) -> None:
-        """Lets go of memory that was registered at this address."""
+        """Lets go of memory that was registered at this address.
+
+        Raises:
+            OSError: the runtime does not know it.
+        """
         ...
 
     def synchronise(self) -> None:
@@ -83,7 +87,9 @@ class CudaGpu:
             raise OSError(int(code), f"cudaHostRegister of {size_bytes} bytes: {code}")
 
     def unregister(self, address: int) -> None:
-        self._runtime.cudaHostUnregister(address)
+        code = self._runtime.cudaHostUnregister(address)
+        if int(code) != 0:
+            raise OSError(int(code), f"cudaHostUnregister: {code}")
 
     def synchronise(self) -> None:
         self._torch.cuda.synchronize(self.device)
@@ -116,7 +122,7 @@ def nearest_node(gpu: Gpu, overrides: Mapping[str, int]) -> int:
     Raises:
         RefusedError: the machine does not say, and neither do the overrides.
     """
-    found = overrides.get(gpu.device, gpu.node())
+    found = overrides[gpu.device] if gpu.device in overrides else gpu.node()
     if found is None:
         raise Refusal(
             "node",

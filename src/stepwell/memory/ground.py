@@ -43,66 +43,65 @@ class Ground:
         self._draining: set[Region] = set()
         self._closed = False
 
-    def add(self, region: Region, piece_bytes: int) -> int:
+    def add(self, region: Region) -> int:
         """See `Arena.add`."""
-        self._enter(region, piece_bytes)
-        region.prepare(
-            lambda ready: self._give_out(region, ready, piece_bytes), piece_bytes=piece_bytes
-        )
-        # A region that was prepared before it came here has told nobody.
-        self._give_out(region, region.record.ready_bytes, piece_bytes)
-        with self._call:
+        self._enter(region)
+        self._give_out(region, region.record.ready_bytes)
+        region.prepare(lambda ready_bytes: self._give_out(region, ready_bytes))
+        with self._call.alone(), self._call:
             return len(self.places.of(region))
 
-    def grow(self, region: Region, health: Health, piece_bytes: int) -> Growth:
+    def grow(self, region: Region, health: Health) -> Growth:
         """See `Arena.grow`."""
-        self._enter(region, piece_bytes)
-        growth = Growth(
-            region, piece_bytes, lambda ready: self._give_out(region, ready, piece_bytes), health
-        )
-        with self._call:
+        self._enter(region)
+        self._give_out(region, region.record.ready_bytes)
+        growth = Growth(region, lambda ready_bytes: self._give_out(region, ready_bytes), health)
+        with self._call.alone(), self._call:
             self._growths[region] = growth
-        growth.begin()
+            growth.begin()  # before anybody can drain the region, and stop a growth that has not begun
         return growth
 
-    def _enter(self, region: Region, piece_bytes: int) -> None:
-        if self.places.capacity(region, piece_bytes) < 1:
+    def _enter(self, region: Region) -> None:
+        if self.places.capacity(region) < 1:
             raise InputError(
-                f"a region of {region.size_bytes} bytes, in pieces of {piece_bytes}",
+                f"a region of {region.size_bytes} bytes, in pieces of {region.piece_bytes}",
                 limit=f"room for one frame of {self.places.stride_bytes} bytes in a piece",
             )
-        with self._call:
+        with self._call.alone(), self._call:
             self.require_open()
             self.places.enter(region)
             with ExitStack() as undo:
                 undo.callback(self.places.leave, region)
-                region.use(self._who)
+                region.use(self._who, alone=True)
                 undo.pop_all()
 
-    def _give_out(self, region: Region, ready_bytes: int, piece_bytes: int) -> None:
-        with self._call:
+    def _give_out(self, region: Region, ready_bytes: int) -> None:
+        with self._call.alone(), self._call:
             if region in self.places.regions and region not in self._draining and not self._closed:
-                frames = self.places.extend(region, ready_bytes, piece_bytes)
+                frames = self.places.extend(region, ready_bytes)
                 self._custody.frames.move(frames, Status.FREE)
 
     def drain(self, region: Region) -> int:
         """See `Arena.drain`."""
-        with self._call:
-            self.places.of(region)
+        with self._call.alone(), self._call:
+            self._withdraw(region)
             self._draining.add(region)
             growth = self._growths.get(region)
         if growth is not None:
             growth.stop()  # outside of the call, which its thread may be waiting for
-        with self._call:
+        with self._call.alone(), self._call:
             self._growths.pop(region, None)
             if region not in self.places.regions:
                 return 0  # the last frame came back meanwhile
-            frames = self.places.of(region)
-            books = self._custody.frames
-            idle: FrameIds = frames[books.status[frames] == Status.FREE]
-            books.take(idle)
-            books.move(idle, Status.QUARANTINED)
             return self._let_go(region)
+
+    def _withdraw(self, region: Region) -> None:
+        """Its idle frames can be reserved no more."""
+        frames = self.places.of(region)
+        books = self._custody.frames
+        idle: FrameIds = frames[books.status[frames] == Status.FREE]
+        books.take(idle)
+        books.move(idle, Status.QUARANTINED)
 
     def _let_go(self, region: Region) -> int:
         """Ends a draining region if nothing of it is used; how many frames are."""
@@ -140,6 +139,7 @@ class Ground:
     def let_all_go(self) -> None:
         """All regions leave; nothing of them is used."""
         for region in self.places.regions:
+            self._withdraw(region)
             self.places.leave(region)
             region.end_use(self._who)
         self._growths.clear()

@@ -22,7 +22,6 @@ class Growth:
 
     Args:
         region: what is prepared.
-        piece_bytes: what is registered at once.
         ready: called with the bytes that are ready, from this thread.
         health: told when the thread dies.
     """
@@ -30,17 +29,14 @@ class Growth:
     def __init__(
         self,
         region: Region,
-        piece_bytes: int,
         ready: Callable[[int], None],
         health: Health,
     ) -> None:
         self.region = region
         self.refused: RefusedError | None = None
-        self._piece_bytes = piece_bytes
         self._ready = ready
         self._health = health
         self._stop = threading.Event()
-        self._done = threading.Event()
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
@@ -49,17 +45,15 @@ class Growth:
 
     def _run(self) -> None:
         try:
-            self.region.prepare(self._ready, piece_bytes=self._piece_bytes, stop=self._stop)
+            self.region.prepare(self._ready, stop=self._stop)
         except RefusedError as error:
             self.refused = error
             raise  # the root of the thread turns health to degraded
-        finally:
-            self._done.set()
 
     @property
     def done(self) -> bool:
         """Whether it has ended, for whatever reason."""
-        return self._done.is_set()
+        return self._thread is not None and not self._thread.is_alive()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Waits for its end; whether it has ended.
@@ -67,10 +61,11 @@ class Growth:
         Raises:
             RefusedError: the machine refused a part.
         """
-        ended = self._done.wait(timeout_s)
-        if self.refused is not None:
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        if self.done and self.refused is not None:
             raise self.refused
-        return ended
+        return self.done
 
     def stop(self) -> None:
         """Ends it early and waits for the stride in progress."""

@@ -9,10 +9,11 @@ right now, and has a deadline. Neither is what an operator keeps: that is the le
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
+
+import numpy as np
 
 from stepwell.base.errors import InputError
 from stepwell.core.frames import FrameIds
@@ -27,21 +28,22 @@ class LeaseBooks:
     """What the arena knows of one lease; outlives the `Lease` that a caller has.
 
     Attributes:
-        number: never used again, so a frame's number tells whether it still belongs to this lease.
-        owner: who has the frames, for messages and statistics.
+        owner: who has the frames, for messages.
+        place: file and line that took it.
+        number: never used again, so a frame's number tells whether it still belongs to this lease; 0 until
+            it has frames.
         frames: all that it got.
         left: how many of them were not returned.
-        place: file and line that took it.
         late: names of its pins that missed their deadline.
         ref: to the caller's object, to notice that it was lost.
         ended: file and line that returned the last frame.
     """
 
-    number: int
-    owner: Hashable
-    frames: FrameIds
-    left: int
+    owner: str | int
     place: str
+    number: int = 0
+    frames: FrameIds = field(default_factory=lambda: np.zeros(0, np.int32))
+    left: int = 0
     late: list[str] = field(default_factory=list)
     ref: weakref.ref[Lease] | None = None
     ended: str = ""
@@ -61,7 +63,7 @@ class Lease:
         self.books = books
 
     @property
-    def owner(self) -> Hashable:
+    def owner(self) -> str | int:
         """Who has the frames."""
         return self.books.owner
 
@@ -131,7 +133,7 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         if not self.books.ended:
-            self.release()
+            self.arena.release(self)  # the place that returned it is the block's, not this line
 
 
 @dataclass(slots=True, eq=False)
@@ -139,24 +141,24 @@ class PinBooks:
     """What the arena knows of one pin; outlives the `Pin` that a caller has.
 
     Attributes:
-        number: of this pin, for `Arena.end_pin`.
         name: of the transfer.
         frames: that it protects.
         lease: whose they were when it began.
         deadline_s: on the arena's clock; None: none.
         place: file and line that took it.
+        number: of this pin, for `Arena.end_pin`; 0 until it began.
         late: the deadline has passed.
         lost: the caller's object is gone, so nobody will say when the transfer ends.
         ended: the transfer touches nothing any more.
         ref: to the caller's object.
     """
 
-    number: int
     name: str
     frames: FrameIds
     lease: LeaseBooks
     deadline_s: float | None
     place: str
+    number: int = 0
     late: bool = False
     lost: bool = False
     ended: bool = False

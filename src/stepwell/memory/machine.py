@@ -85,14 +85,29 @@ def read_machine(root: Path = Path("/")) -> Machine:
     )
 
 
-def available_bytes() -> int | None:
-    """Of `read_machine`, the part that changes from moment to moment."""
-    root = Path("/")
+def available_bytes(node: int | None = None, root: Path = Path("/")) -> int | None:
+    """Of `read_machine`, the part that changes from moment to moment.
+
+    Args:
+        node: only memory of this node counts.
+        root: as for `read_machine`.
+    """
     available = _fields(root / "proc/meminfo", 1024).get("MemAvailable")
     rooms = [limit - used for limit, used in _groups(root)]
     if available is not None:
         rooms.append(available)
+    if node is not None:
+        rooms += _node_room(root, node)
     return max(0, min(rooms)) if rooms else None
+
+
+def _node_room(root: Path, node: int) -> Iterator[int]:
+    """Bytes of a node that are free, or page cache that would be given up first; nothing if unknown."""
+    text = _text(root / f"sys/devices/system/node/node{node}/meminfo") or ""
+    names = "MemFree", r"Inactive\(file\)"
+    found = [re.search(rf"{name}:\s+(\d+) kB", text) for name in names]
+    if all(found):
+        yield sum(int(one.group(1)) * 1024 for one in found if one)
 
 
 def _text(path: Path) -> str | None:
@@ -160,7 +175,10 @@ def _memlock(root: Path) -> int | None:
     """None when locking is free: no limit, or the capability to lock."""
     status = _text(root / "proc/self/status") or ""
     capable = re.search(r"^CapEff:\s+([0-9a-f]+)$", status, re.MULTILINE)
-    if capable and int(capable.group(1), 16) >> _CAP_IPC_LOCK & 1:
+    users = _text(root / "proc/self/uid_map")
+    # In a namespace of users (a container without root) the kernel does not honour the capability.
+    real = users is None or users.split() == ["0", "0", str(2**32 - 1)]
+    if real and capable and int(capable.group(1), 16) >> _CAP_IPC_LOCK & 1:
         return None
     found = re.search(
         r"^Max locked memory\s+(\d+)", _text(root / "proc/self/limits") or "", re.MULTILINE

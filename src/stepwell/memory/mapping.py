@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ class Mapping:
         descriptor: of the file or shared memory behind it.
         name: in shared memory, if this process gave it.
         tensor: the device memory behind it.
+        gpu: that knows parts of it as pinned.
+        registered: addresses of these parts.
         wiped: a forked child finds zeros here by itself.
         mapped: it has not been given back.
     """
@@ -49,6 +51,8 @@ class Mapping:
     descriptor: int | None = None
     name: str = ""
     tensor: Any = None
+    gpu: Gpu | None = None
+    registered: list[int] = field(default_factory=list)
     wiped: bool = False
     mapped: bool = True
 
@@ -56,6 +60,11 @@ class Mapping:
         """Gives everything back, once."""
         if not self.mapped:
             return
+        if self.gpu is not None and (self.registered or self.tensor is not None):
+            self.gpu.synchronise()
+            while self.registered:
+                self.gpu.unregister(self.registered[-1])
+                self.registered.pop()
         self.mapped = False
         registry.remove(self)
         self.unname()
@@ -204,6 +213,9 @@ _HUGE_FILE = getattr(os, "MFD_HUGETLB", 0) | getattr(os, "MFD_HUGE_2MB", 0)
 
 def _storage_file(folder: str, size_bytes: int) -> int:
     """A file without a name, so that a killed process leaves nothing; all its blocks are allocated."""
+    if shutil.disk_usage(folder).free < size_bytes:
+        # Before the file system tries: ext4 fills the disk to its last block until it says no.
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
     try:
         descriptor = os.open(folder, flags, 0o600)
@@ -228,8 +240,8 @@ def attach_descriptor(descriptor: int) -> None:
     """
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
-    except OSError as error:
-        reason = f"descriptor {descriptor} is no shared memory: {error.strerror}"
+    except (OSError, ValueError, TypeError) as error:
+        reason = f"descriptor {descriptor!r} is no shared memory: {error}"
         raise Refusal("region", reason, "pass the descriptor of a SHARED region").error() from error
     if not seals & fcntl.F_SEAL_SHRINK:
         reason = f"descriptor {descriptor} could be made shorter, which would end its readers"
@@ -313,4 +325,7 @@ def _no_memory(ask: Ask, error: OSError) -> Refusal:
             free = "nothing known"
         reason = f"{size} are asked for in {ask.folder!r} with {free} free: {error.strerror}"
         return Refusal("region", reason, "another folder, or less")
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        remedy = "close descriptors, or raise ulimit -n"
+        return Refusal("region", f"no descriptor is left: {error.strerror}", remedy)
     return Refusal("region", f"{size}: {error.strerror or error}", "ask for less")

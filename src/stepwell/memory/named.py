@@ -1,20 +1,26 @@
 """Names in shared memory: one owner of a name, and what a killed owner left is recognised.
 
-A name is taken as long as a process that created or attached it lives: each of them has a shared `flock` on
-it, which the kernel takes back from whoever dies. Neighbours: `mapping` maps what is opened here.
+A name is taken as long as a process that created or attached it lives: each of them has a shared lock on
+it, which the kernel takes back from whoever dies. Whether there is one can be asked without taking any: a
+reader that looks is never mistaken for an owner. Neighbours: `mapping` maps what is opened here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import struct
 from contextlib import ExitStack
 from pathlib import Path
 
+from stepwell.base.errors import RefusedError
 from stepwell.memory.ask import Refusal
 from stepwell.memory.machine import SHARED_FOLDER
 
 PREFIX = "stepwell-"
+_LOCK = struct.Struct("hhqqi4x")
+"""`struct flock` of 64-bit Linux: kind, whence, first byte, bytes, process (none: of the open file)."""
 
 
 def path_of(name: str) -> Path:
@@ -39,11 +45,27 @@ def create(name: str, size_bytes: int) -> int:
     with ExitStack() as undo:
         undo.callback(os.close, descriptor)
         os.ftruncate(descriptor, size_bytes)
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        _lock(descriptor, fcntl.F_OFD_SETLK, fcntl.F_RDLCK)
         while not _linked(descriptor, path_of(name)):
             _remove_if_left(name)
         undo.pop_all()
     return descriptor
+
+
+def remove_left() -> dict[str, int]:
+    """Removes the segments of dead owners, whose memory is lost to everybody.
+
+    Returns:
+        Bytes by name of what was removed.
+    """
+    removed = {}
+    for path in sorted(Path(SHARED_FOLDER).glob(f"{PREFIX}*")):
+        name = path.name.removeprefix(PREFIX)
+        with contextlib.suppress(OSError, RefusedError):  # in use, another user's, or gone already
+            size_bytes = path.lstat().st_size
+            _remove_if_left(name)
+            removed[name] = size_bytes
+    return removed
 
 
 def _linked(descriptor: int, path: Path) -> bool:
@@ -67,7 +89,7 @@ def _remove_if_left(name: str) -> None:
     except OSError as error:
         raise _taken(name, f"and cannot be opened: {error.strerror}").error() from error
     try:
-        if not _lock_alone(found):
+        if not _locked(found, fcntl.F_WRLCK):
             raise _taken(name, "by a process that lives").error()
         # Another process may have removed and made it anew between open and lock: then ours has no name.
         if _same(found, path):
@@ -103,20 +125,29 @@ def attach(name: str) -> int:
         raise Refusal("region", f"{path}: {error.strerror}", remedy).error() from error
     with ExitStack() as undo:
         undo.callback(os.close, descriptor)
-        if _lock_alone(descriptor):
+        owner = os.fstat(descriptor).st_uid
+        if owner != os.geteuid():
+            reason = f"{path} belongs to user {owner}, who could make it shorter under its readers"
+            raise Refusal("region", reason, "run both as one user").error()
+        if _lock(descriptor, fcntl.F_OFD_GETLK, fcntl.F_WRLCK) == fcntl.F_UNLCK:
             reason = f"the owner of {path} is dead; nobody can vouch for its bytes"
             raise Refusal("region", reason, remedy).error()
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-        if not _same(descriptor, path):
+        if not _locked(descriptor, fcntl.F_RDLCK) or not _same(descriptor, path):
             raise Refusal("region", f"{path} was removed just now", remedy).error()
         undo.pop_all()
     return descriptor
 
 
-def _lock_alone(descriptor: int) -> bool:
-    """Takes the lock that only somebody alone can have; whether nobody else has the segment."""
+def _lock(descriptor: int, command: int, kind: int) -> int:
+    """One lock command of an open file; the kind of lock that the kernel answers with."""
+    answer = fcntl.fcntl(descriptor, command, _LOCK.pack(kind, os.SEEK_SET, 0, 0, 0))
+    return int(_LOCK.unpack(answer)[0])
+
+
+def _locked(descriptor: int, kind: int) -> bool:
+    """Takes a lock: for reading, which many can have, or for writing, which only somebody alone can."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(descriptor, fcntl.F_OFD_SETLK, kind)
     except BlockingIOError:
         return False
     return True

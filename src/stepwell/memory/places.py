@@ -11,7 +11,7 @@ import numpy.typing as npt
 from stepwell.base.errors import InputError, MisuseError
 from stepwell.core.check import Findings
 from stepwell.core.frames import FrameIds
-from stepwell.memory.region import PIECE_BYTES, Region
+from stepwell.memory.region import Region
 
 _NOWHERE = -1
 Addresses = npt.NDArray[np.uint64]
@@ -37,15 +37,17 @@ class Places:
         self._slot: npt.NDArray[np.int16] = np.full(count, _NOWHERE, np.int16)
         self._address: Addresses = np.zeros(count, np.uint64)
         self._regions: list[Region | None] = []
+        self._numbers: dict[Region, int] = {}
+        self._entered = 0
 
     @property
     def regions(self) -> tuple[Region, ...]:
         """All of them."""
         return tuple(region for region in self._regions if region is not None)
 
-    def capacity(self, region: Region, piece_bytes: int = PIECE_BYTES) -> int:
+    def capacity(self, region: Region) -> int:
         """Frames that a region has room for."""
-        return self._fitting(region.size_bytes, piece_bytes)
+        return self._fitting(region.size_bytes, region.piece_bytes)
 
     def _fitting(self, ready_bytes: int, piece_bytes: int) -> int:
         """Frames that lie in the first bytes of a region whole."""
@@ -62,6 +64,8 @@ class Places:
             raise MisuseError("the region is part of this arena already", limit="once")
         if not self.absent.any():
             raise InputError("the arena has no room for a region", limit=f"{self.count} frames")
+        self._numbers[region] = self._entered
+        self._entered += 1
         if None in self._regions:
             self._regions[self._regions.index(None)] = region
         elif len(self._regions) < np.iinfo(np.int16).max:
@@ -69,18 +73,18 @@ class Places:
         else:
             raise InputError(f"{len(self._regions)} regions", limit="32,767 in one arena")
 
-    def extend(self, region: Region, ready_bytes: int, piece_bytes: int = PIECE_BYTES) -> FrameIds:
+    def extend(self, region: Region, ready_bytes: int) -> FrameIds:
         """Gives numbers to the frames that have become ready.
 
         Args:
             region: has entered.
             ready_bytes: usable from its first byte on, not less than before.
-            piece_bytes: as its preparation has them.
 
         Returns:
             The new frames; fewer than became ready when all numbers are given.
         """
         slot = self._slot_of(region)
+        piece_bytes = region.piece_bytes
         have = int((self._slot == slot).sum())
         new = np.arange(have, max(have, self._fitting(ready_bytes, piece_bytes)))
         vacant = np.flatnonzero(self.absent)[: len(new)].astype(np.int32)
@@ -90,6 +94,11 @@ class Places:
         self._slot[vacant] = slot
         self._address[vacant] = (region.address + offsets).astype(np.uint64)
         return vacant
+
+    def number(self, region: Region) -> int:
+        """Of a region that is here; no other one ever gets it."""
+        self._slot_of(region)
+        return self._numbers[region]
 
     def of(self, region: Region) -> FrameIds:
         """The frames of a region, ascending; linear in all frames."""
@@ -105,6 +114,7 @@ class Places:
         slot = self._slot_of(region)
         self._slot[self._slot == slot] = _NOWHERE
         self._regions[slot] = None
+        del self._numbers[region]
 
     def address(self, frame: int) -> int:
         """Of the first byte of one frame."""

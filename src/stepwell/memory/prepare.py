@@ -22,18 +22,19 @@ _SHARE_BYTES = 8 << 20
 _MOST_THREADS = 8
 
 
-def touch(address: int, size_bytes: int, page_bytes: int) -> None:
+def touch(address: int, size_bytes: int, page_bytes: int, node: int | None = None) -> None:
     """Touches a part of a mapping from several threads.
 
     Args:
         address: of its first byte, at the beginning of a memory page.
         size_bytes: of the part.
         page_bytes: of one memory page.
+        node: that it is bound to, if it is.
 
     Raises:
         RefusedError: there is no memory for it.
     """
-    _require_room(size_bytes, page_bytes)
+    _require_room(size_bytes, page_bytes, node)
     threads = max(1, min(_MOST_THREADS, os.cpu_count() or 1, size_bytes // _SHARE_BYTES))
     share = -(-size_bytes // threads // page_bytes) * page_bytes
     health = Health()
@@ -49,9 +50,11 @@ def touch(address: int, size_bytes: int, page_bytes: int) -> None:
         start(f"touch-{first}", _bound(touch_share, first), health)
         for first in range(share, size_bytes, share)
     ]
-    touch_share(0)
-    for thread in others:
-        thread.join()
+    try:
+        touch_share(0)
+    finally:
+        for thread in others:
+            thread.join()
     if health.faults:
         raise health.faults[0].error
     if errors:
@@ -70,12 +73,11 @@ def pieces(size_bytes: int, piece_bytes: int) -> Iterator[tuple[int, int]]:
         yield first, min(piece_bytes, size_bytes - first)
 
 
-def _require_room(size_bytes: int, page_bytes: int) -> None:
+def _require_room(size_bytes: int, page_bytes: int, node: int | None) -> None:
     if page_bytes == system.HUGE_BYTES:
         return  # reserved when it was mapped
-    room = available_bytes()
+    room = available_bytes(node)
     if room is not None and size_bytes > room:
-        reason = (
-            f"the next {format_bytes(size_bytes)} are not there, {format_bytes(room)} are available"
-        )
+        where = "" if node is None else f" on node {node}"
+        reason = f"the next {format_bytes(size_bytes)} are not there, {format_bytes(room)} are available{where}"
         raise Refusal("region", reason, "ask for less, or free memory").error()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -19,15 +18,13 @@ from stepwell.base.errors import InputError, MisuseError
 from stepwell.core.lease import caller
 from stepwell.memory import mapping as mappings
 from stepwell.memory import named, registry, system
-from stepwell.memory.ask import Ask, Kind, Refusal, RegionRecord, Trait
+from stepwell.memory.ask import PIECE_BYTES, Ask, Kind, Refusal, RegionRecord, Trait
 from stepwell.memory.gpu import Gpu
 from stepwell.memory.machine import Machine, read_machine
 from stepwell.memory.mapping import Mapping
 from stepwell.memory.prepare import STRIDE_BYTES, pieces, touch
+from stepwell.memory.users import Users
 from stepwell.memory.view import View, ViewBooks
-
-PIECE_BYTES = 256 << 20
-"""Registering stops the device for as long as it takes, so not all at once; no frame lies in two pieces."""
 
 
 class Region:
@@ -44,13 +41,12 @@ class Region:
     def __init__(self, mapping: Mapping, record: RegionRecord, gpu: Gpu | None) -> None:
         self._mapping = mapping
         self._record = record
-        self._gpu = gpu
-        self._registered: list[int] = []
-        self._users: Counter[str] = Counter()
-        self._views: dict[int, ViewBooks] = {}
-        self._ended: deque[ViewBooks] = deque()
-        self._lock = threading.Lock()
+        self._gpu = mapping.gpu = gpu
+        self._users = Users(f"the region opened at {mapping.place}")
+        # A finalizer may release the last frame of a draining region inside of a call of that region.
+        self._lock = threading.RLock()
         self._preparing = threading.Lock()
+        self._preparer: int | None = None
         self._forks = registry.forks()
         weakref.finalize(self, registry.lose, mapping).atexit = False
 
@@ -81,41 +77,56 @@ class Region:
         return cls(mapping, replace(record, refusals=tuple(refusals)), gpu)
 
     @classmethod
-    def attach(cls, descriptor: int, *, gpu: Gpu | None = None) -> Self:
+    def attach(
+        cls, descriptor: int, *, gpu: Gpu | None = None, piece_bytes: int = PIECE_BYTES
+    ) -> Self:
         """Maps a SHARED region of another process.
 
         Args:
             descriptor: came over a socket, or by inheritance; the caller keeps it and may close it.
             gpu: to register it with by `prepare`.
+            piece_bytes: as its owner has it, so that no frame lies in two pieces.
 
         Raises:
             RefusedError: it is no shared memory, or could be made shorter by somebody.
         """
         mappings.attach_descriptor(descriptor)
-        return cls._attach(os.dup(descriptor), Ask(1, Kind.SHARED), gpu, caller(1))
+        ask = Ask(1, Kind.SHARED, piece_bytes=piece_bytes)
+        return cls._attach(os.dup(descriptor), ask, gpu, caller(1))
 
     @classmethod
-    def attach_named(cls, name: str, *, gpu: Gpu | None = None) -> Self:
+    def attach_named(
+        cls, name: str, *, gpu: Gpu | None = None, piece_bytes: int = PIECE_BYTES
+    ) -> Self:
         """Maps a NAMED region of another process that lives.
+
+        Args:
+            name: that its owner gave it.
+            gpu: as for `attach`.
+            piece_bytes: as for `attach`.
 
         Raises:
             RefusedError: there is none, or its owner is dead.
         """
-        ask = Ask(1, Kind.NAMED, name=name)
+        ask = Ask(1, Kind.NAMED, name=name, piece_bytes=piece_bytes)
         return cls._attach(named.attach(name), ask, gpu, caller(1))
 
     @classmethod
     def _attach(cls, descriptor: int, ask: Ask, gpu: Gpu | None, place: str) -> Self:
-        registry.collect()
         with ExitStack() as undo:
             undo.callback(os.close, descriptor)
+            registry.collect()
             size_bytes = os.fstat(descriptor).st_size
             page_bytes = os.fstatvfs(descriptor).f_bsize
             if size_bytes == 0 or size_bytes % page_bytes:
                 reason = f"the shared memory has {size_bytes} bytes"
                 remedy = f"share whole memory pages of {page_bytes} bytes"
                 raise Refusal("region", reason, remedy).error()
-            address = system.map_memory(size_bytes, descriptor)
+            try:
+                address = system.map_memory(size_bytes, descriptor)
+            except OSError as error:
+                remedy = "pass it on for reading and writing"
+                raise Refusal("region", str(error.strerror), remedy).error() from error
             undo.pop_all()
         huge = page_bytes == system.HUGE_BYTES
         mapping = Mapping(address, size_bytes, page_bytes, place, descriptor)
@@ -133,6 +144,11 @@ class Region:
     def size_bytes(self) -> int:
         """Whole memory pages."""
         return self._mapping.size_bytes
+
+    @property
+    def piece_bytes(self) -> int:
+        """What is prepared and registered at once."""
+        return self._record.ask.piece_bytes
 
     @property
     def place(self) -> str:
@@ -173,38 +189,39 @@ class Region:
         self,
         ready: Callable[[int], None] | None = None,
         *,
-        piece_bytes: int = PIECE_BYTES,
         stop: threading.Event | None = None,
     ) -> RegionRecord:
         """Touches and registers what is not ready yet, from the first byte on.
 
         Args:
             ready: called with the bytes that are ready, as they grow; an end of a piece is among them.
-            piece_bytes: what is registered at once, whole memory pages.
             stop: set by whoever wants it to end early; looked at every `STRIDE_BYTES`.
 
         Returns:
             The record afterwards; `ready_bytes` says how far it came.
 
         Raises:
-            InputError: `piece_bytes` is no whole number of memory pages.
             RefusedError: there is no memory, or the GPU runtime refuses a region that must be pinned.
             MisuseError: it is closed.
         """
         mapping = self._mapping
-        if piece_bytes < 1 or piece_bytes % mapping.page_bytes:
-            raise InputError(
-                f"piece_bytes is {piece_bytes}", limit=f"multiples of {mapping.page_bytes}"
+        self._require_open()  # in a forked child a thread of the parent may have the lock for ever
+        if self._preparer == threading.get_ident():
+            raise MisuseError(
+                f"the region opened at {self.place} is prepared from inside of its preparation",
+                remedy="do it after `prepare` has returned",
             )
         with self._preparing:
+            self._preparer = threading.get_ident()
             self.use("its preparation")
             try:
-                for first, size_bytes in pieces(mapping.size_bytes, piece_bytes):
+                for first, size_bytes in pieces(mapping.size_bytes, self.piece_bytes):
                     if first + size_bytes <= self._record.ready_bytes:
                         continue
                     if not self._prepare_piece(first, size_bytes, ready, stop):
                         break
             finally:
+                self._preparer = None
                 self.end_use("its preparation")
         return self._record
 
@@ -220,11 +237,16 @@ class Region:
         registers = self._record.ask.pinned and self._gpu is not None
         stride_bytes = mappings.rounded(STRIDE_BYTES, mapping.page_bytes)
         for begin, part_bytes in pieces(size_bytes, stride_bytes):
+            done = first + begin + part_bytes
+            if done <= self._record.ready_bytes:
+                continue
             if stop is not None and stop.is_set():
                 return False
-            touch(mapping.address + first + begin, part_bytes, mapping.page_bytes)
-            if ready is not None and not registers and begin + part_bytes < size_bytes:
-                ready(first + begin + part_bytes)
+            touch(mapping.address + first + begin, part_bytes, mapping.page_bytes, self._bound)
+            if not registers and begin + part_bytes < size_bytes:
+                self._record = replace(self._record, ready_bytes=done)
+                if ready is not None:
+                    ready(done)
         self._note_node()
         if registers:
             self._register(first, size_bytes)
@@ -261,19 +283,30 @@ class Region:
                 raise refusal.error() from error
             self._record = replace(self._record, refusals=(*refusals, refusal))
             return
-        self._registered.append(address)
+        self._mapping.registered.append(address)
         done = self._record.registered_bytes + size_bytes
         self._record = replace(self._record, registered_bytes=done)
 
-    def use(self, who: str) -> None:
+    @property
+    def _bound(self) -> int | None:
+        """The node that its memory has to come from."""
+        refused = any(refusal.what == Trait.NODE for refusal in self._record.refusals)
+        return None if refused else self._record.ask.node
+
+    def use(self, who: str, *, alone: bool = False) -> None:
         """Somebody relies on the bytes until `end_use`.
 
+        Args:
+            who: for messages.
+            alone: nobody else may use it alone: two arenas would give the same bytes to two owners.
+
         Raises:
-            MisuseError: it is closed.
+            MisuseError: it is closed, or somebody uses it alone.
         """
+        registry.require_own(self._forks, "the region")
         with self._lock:
             self._require_open()
-            self._users[who] += 1
+            self._users.begin(who, alone=alone)
 
     def end_use(self, who: str) -> None:
         """The counterpart of `use`.
@@ -282,9 +315,7 @@ class Region:
             MisuseError: nobody of that name uses it.
         """
         with self._lock:
-            if not self._users[who]:
-                raise MisuseError(f"{who} does not use the region opened at {self.place}")
-            self._users[who] -= 1
+            self._users.end(who)
 
     def view(self, offset: int, size_bytes: int, *, readonly: bool = True) -> View:
         """Bytes for one `with` block: for whoever was told offset and length, in another process too.
@@ -292,6 +323,7 @@ class Region:
         Raises:
             InputError: they do not lie in the region.
             MisuseError: it is closed, or on a device.
+            RefusedError: they were not prepared, and there is no memory for them.
         """
         self._require_open()
         if self._record.ask.kind is Kind.DEVICE:
@@ -303,21 +335,29 @@ class Region:
                 f"bytes {offset} to {offset + size_bytes}",
                 limit=f"1 or more in 0 to {self.size_bytes}",
             )
-        span = (self._mapping.address + offset, size_bytes)
-        return View(self, None, span, size_bytes, readonly, caller(1))
+        if offset + size_bytes > self._record.ready_bytes:
+            # Shared memory that is full answers the first touch with a signal, which ends the process.
+            page_bytes = self._mapping.page_bytes
+            first = offset // page_bytes * page_bytes
+            last = mappings.rounded(offset + size_bytes, page_bytes)
+            touch(self._mapping.address + first, last - first, page_bytes)
+        span = (self._mapping.address, self.size_bytes)
+        part = slice(offset, offset + size_bytes)
+        return View(self, None, span, part, readonly, caller(1))
 
     def view_began(self, books: ViewBooks) -> None:
         """See `ViewOwner`."""
+        registry.require_own(self._forks, "the region")
         with self._lock:
             self._require_open()
-            self._views[id(books)] = books
+            self._users.begin_view(books)
 
     def view_left(self, books: ViewBooks) -> None:
         """See `ViewOwner`: the view stays a user until its last use ends."""
 
     def view_ended(self, books: ViewBooks) -> None:
         """See `ViewOwner`."""
-        self._ended.append(books)
+        self._users.ended.append(books)
 
     def close(self) -> None:
         """Gives the memory back; a second time, and in a forked child, does nothing.
@@ -332,20 +372,13 @@ class Region:
         with self._lock:
             if not self._mapping.mapped:
                 return
-            while self._ended:
-                self._views.pop(id(self._ended.popleft()), None)
-            users = [who for who, count in self._users.items() if count]
-            users += [f"a view taken at {books.place}" for books in self._views.values()]
+            users = self._users.names()
             if users:
                 raise MisuseError(
                     f"the region opened at {self.place} is used by {', '.join(users[:5])}",
                     limit="no users",
                     remedy="close arenas and end views first",
                 )
-            if self._registered and self._gpu is not None:
-                self._gpu.synchronise()
-                while self._registered:
-                    self._gpu.unregister(self._registered.pop())
             self._mapping.close()
 
     def __enter__(self) -> Self:

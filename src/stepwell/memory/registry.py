@@ -61,7 +61,10 @@ def lose(entry: Entry) -> None:
 def collect() -> None:
     """Closes what was lost, and reports where it came from."""
     while _lost:
-        entry = _lost.popleft()
+        try:
+            entry = _lost.popleft()
+        except IndexError:
+            return  # another thread had the last one
         if id(entry) in _entries:
             entry.close()
             text = f"a region was lost, not closed; it was opened at {entry.place}"

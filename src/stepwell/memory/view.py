@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
+import sys
 import weakref
 from dataclasses import dataclass
 from functools import lru_cache
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Protocol
 
 from stepwell.base.errors import MisuseError
+
+_REFERENCES = 3
+"""To the memoryview when its block ends: the block's name, our own, and the argument of the question."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,18 +59,18 @@ class ViewOwner(Protocol):
 
 @lru_cache(maxsize=64)
 def _bytes_type(size_bytes: int) -> Any:
-    """Types of ctypes are never freed, so there is one for a frame size, not one for a used length."""
+    """One type for each size of a frame, not one for each used length: making one costs more than a view."""
     return ctypes.c_ubyte * size_bytes
 
 
 class View:
-    """Bytes of one frame or span, for one `with` block.
+    """Bytes of one frame or region, for one `with` block.
 
     Args:
         owner: protects the bytes.
         token: what the owner knows them by.
-        span: address and size in bytes of the whole frame or span.
-        used_bytes: how many of them the block gets.
+        span: address and size in bytes of the whole frame or region.
+        part: what of them the block gets.
         readonly: the block may not write.
         place: file and line that asked for it.
     """
@@ -77,12 +82,12 @@ class View:
         owner: ViewOwner,
         token: Any,
         span: tuple[int, int],
-        used_bytes: int,
+        part: slice,
         readonly: bool,
         place: str,
     ) -> None:
         self._owner = owner
-        self._span = (*span, used_bytes, readonly)
+        self._span = (*span, part, readonly)
         self._memory: memoryview | None = None
         self.books = ViewBooks(token, place)
 
@@ -96,12 +101,12 @@ class View:
         books, owner = self.books, self._owner
         if books.ref is not None:
             raise MisuseError("a view is for one block", remedy="ask the buffer for another one")
-        address, size_bytes, used_bytes, readonly = self._span
+        address, size_bytes, part, readonly = self._span
         exporter = _bytes_type(size_bytes).from_address(address)
         exporter.owner = owner  # an array that outlives everything else still has its memory
         books.ref = weakref.ref(exporter, lambda _: owner.view_ended(books))
         owner.view_began(books)
-        memory = memoryview(exporter).cast("B")[:used_bytes]
+        memory = memoryview(exporter).cast("B")[part]
         self._memory = memory.toreadonly() if readonly else memory
         return self._memory
 
@@ -113,8 +118,14 @@ class View:
         assert books.ref is not None, "entered"
         self._memory = None
         books.over = True
-        with contextlib.suppress(BufferError):  # whoever exports from it keeps the exporter alive
-            memory.release()
+        # Only the block's own name may have it: torch.frombuffer keeps the object itself, unnoticed by release.
+        # What an exception carries along are frames, in which a released memoryview does no harm.
+        others = sys.getrefcount(memory) - _REFERENCES
+        if others > 0 and error is not None:
+            others -= sum(isinstance(one, FrameType) for one in gc.get_referrers(memory))
+        if others <= 0:
+            with contextlib.suppress(BufferError):  # an export keeps the exporter alive
+                memory.release()
         del memory
         if books.ref() is None:
             return

@@ -121,7 +121,7 @@ class PagePool:
         limit = max(0, len(chain) - self.geometry.replay_tokens) // self.page_tokens if reads else 0
         # A look without the lock proves nothing, but it hashes the prompt as far as the match will ask.
         self._held.prefixes.hash_ahead(chain, limit)
-        with self._call:
+        with self._call.alone(), self._call:
             if request in self._held.requests:
                 raise MisuseError(
                     f"request {request!r} is open already", remedy="close it, or use another name"
@@ -157,7 +157,7 @@ class PagePool:
 
     def __contains__(self, request: Hashable) -> bool:
         """Whether a request is open."""
-        with self._call:
+        with self._call.alone(), self._call:
             return request in self._held.requests
 
     def extend(self, request: Hashable, tokens: int) -> Answer:
@@ -178,7 +178,7 @@ class PagePool:
             InputError: less than no tokens.
             MisuseError: the request is not open.
         """
-        with self._call:
+        with self._call.alone(), self._call:
             opened = self._of(request)
             if type(tokens) is not int or tokens < 0:
                 raise InputError(f"room for {tokens!r} tokens was asked for", limit="0 or more")
@@ -193,7 +193,7 @@ class PagePool:
         Raises:
             MisuseError: the request is not open.
         """
-        with self._call:
+        with self._call.alone(), self._call:
             opened = self._of(request)
             return self._held.room(opened) - opened.committed
 
@@ -210,7 +210,7 @@ class PagePool:
             InputError: less than the request's tokens: committed tokens cannot be taken back.
             MisuseError: the request is not open.
         """
-        with self._call:
+        with self._call.alone(), self._call:
             opened = self._of(request)
             if type(tokens) is not int or tokens < len(opened.chain):
                 raise InputError(
@@ -236,7 +236,7 @@ class PagePool:
             MisuseError: the request is not open.
         """
         added = as_tokens(tokens)
-        with self._call:
+        with self._call.alone(), self._call:
             opened = self._of(request)
             self._check_commit(request, opened, added)
             first, last = opened.committed, opened.committed + len(added)
@@ -287,7 +287,7 @@ class PagePool:
         Raises:
             MisuseError: the request is not open.
         """
-        with self._call:
+        with self._call.alone(), self._call:
             self._held.close(request, self._of(request, whole=False))
             self._after()
 
@@ -309,7 +309,7 @@ class PagePool:
                 "a step of no requests was asked for",
                 limit="at least one, as {request: tokens}",
             )
-        with self._call:
+        with self._call.alone(), self._call:
             batch: list[tuple[int, int, int]] = []
             every = [self._of(request) for request in counts]
             for opened, (request, count) in zip(every, counts.items(), strict=True):
@@ -349,7 +349,7 @@ class PagePool:
                 limit=f"whole pages of {self.page_tokens}, at least one",
             )
         self._held.prefixes.hash_ahead(chain, chain.pages)
-        with self._call:
+        with self._call.alone(), self._call:
             gone = self._held.drop(chain)
             self._after()
         return gone
@@ -363,7 +363,7 @@ class PagePool:
         Returns:
             The new epoch.
         """
-        with self._call:
+        with self._call.alone(), self._call:
             self.epoch = 1 + max(self.epoch, self._newest_epoch)
             self._held.forget_all()
             self._after()
@@ -371,7 +371,7 @@ class PagePool:
 
     def stats(self) -> dict[str, int]:
         """Counts of `base.observe.METRICS`, gauges, and the bytes of the capacity that no page uses."""
-        with self._call:
+        with self._call.alone(), self._call:
             frames, prefixes = self._held.frames, self._held.prefixes
             free, held, cached = frames.free, prefixes.held, prefixes.evictable
             return self._counters.snapshot() | {
@@ -388,7 +388,7 @@ class PagePool:
         Raises:
             InvariantError: with all that are broken.
         """
-        with self._call:
+        with self._call.alone(), self._call:
             self._held.check()
 
     def _of(self, request: Hashable, *, whole: bool = True) -> OpenRequest:

@@ -1,0 +1,957 @@
+"""Hazards of earlier memory managers, each under its id: `m01` is H-1 of the reports, and so on."""
+
+import contextlib
+import ctypes
+import gc
+import itertools
+import os
+import pathlib
+import pickle
+import random
+import threading
+import warnings
+
+import numpy as np
+import pytest
+
+import stepwell.memory
+from stepwell.base.errors import InputError, LateError, MisuseError, StaleError
+from stepwell.base.threads import Health
+from stepwell.memory.arena import Arena, Short
+from stepwell.memory.ask import Kind
+from stepwell.testing.clock import FakeClock
+from stepwell.testing.gpu import FakeGpu
+
+PAGE = 4096
+HOLDERS = 20_000
+
+
+def counts(arena):
+    stats = arena.stats()
+    return stats.free, stats.used, stats.quarantined
+
+
+def in_time(action):
+    """Runs it in a thread of its own: one that waits for itself must not take the tests with it."""
+    errors = []
+
+    def run():
+        try:
+            action()
+        except BaseException as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive(), "it waits for itself"
+    if errors:
+        raise errors[0]
+
+
+# Returning what one does not have
+
+
+def test_m01_a_double_return_is_found_and_frees_nothing(make_arena):
+    arena = make_arena(10)
+    lease = arena.reserve(1, "one")
+    frames = lease.frames
+    lease.give_back(frames)
+    for again in (lambda: lease.give_back(frames), lease.release):
+        with pytest.raises(StaleError, match="nobody has it"):
+            again()
+    with arena.reserve(1, "two") as two, arena.reserve(1, "three") as three:
+        assert two.frames.tolist() != three.frames.tolist()
+    assert counts(arena) == (10, 0, 0)
+
+
+def test_m02_a_frame_that_somebody_else_has_or_nobody_made_is_not_returned(make_arena):
+    arena = make_arena(2)
+    with arena.reserve(1, "one") as lease, arena.reserve(1, "two") as other:
+        with pytest.raises(StaleError, match="'two' has it"):
+            lease.give_back(other.frames)
+        with pytest.raises(MisuseError, match="0 to 1"):
+            lease.give_back([2**20])
+        assert arena.reserve(1, "three") == Short(by=1, count=2)
+
+
+@pytest.mark.parametrize(
+    ("frame_bytes", "count", "align_bytes", "named"),
+    [
+        (0, 1, 1, "frames of 0 bytes"),
+        (-8192, 1, 1, "frames of -8192 bytes"),
+        (2**46 + 1, 1, 1, "frames of 70368744177665 bytes"),
+        (8.0, 1, 1, "frames of 8.0 bytes"),
+        (True, 1, 1, "frames of True bytes"),
+        (8, 0, 1, "0 frames"),
+        (8, -1, 1, "-1 frames"),
+        (8, 2**31, 1, "2147483648 frames"),
+        (8, "4", 1, "'4' frames"),
+        (8, 1, 3000, "multiples of 3000"),
+        (8, 1, 0, "multiples of 0"),
+        (8, 1, -1, "multiples of -1"),
+        (101, 1, -4, "multiples of -4"),
+        (8, 1, 2 * PAGE, "multiples of 8192"),
+        (8, 1, 1.0, "multiples of 1.0"),
+        (8, 1, True, "multiples of True"),
+    ],
+    ids=str,
+)
+def test_m03_sizes_that_cannot_be_are_refused_by_value(frame_bytes, count, align_bytes, named):
+    with pytest.raises(InputError, match=named):
+        Arena(frame_bytes, count, align_bytes=align_bytes)
+
+
+# Finalizers
+
+
+class Holder:
+    """Holds something, in a cycle: the collector finds it some time later, in the middle of something else."""
+
+    def __init__(self, held):
+        self.held = held
+        self.me = self
+
+
+class Releasing(Holder):
+    inside = 0
+
+    def __del__(self):
+        Releasing.inside += self.held.arena._call.inside
+        self.held.release()
+
+
+class Ending(Holder):
+    inside = 0
+
+    def __del__(self):
+        Ending.inside += self.held.arena._call.inside
+        self.held.end()
+
+
+class Reserving(Holder):
+    """What it may not do from inside of a call it is told, and nothing waits for itself."""
+
+    refused = got = 0
+
+    def __del__(self):
+        arena = self.held.arena
+        try:
+            lease = arena.reserve(1, "a finalizer")
+        except MisuseError:
+            Reserving.refused += arena._call.inside
+        else:
+            Reserving.got += 1
+            lease.release()
+        # A call that is no end takes what was found lost together with this one: then it is back already.
+        with contextlib.suppress(StaleError):
+            self.held.release()
+
+
+def churn(arena, make):
+    for number in range(HOLDERS):
+        lease = arena.reserve(1, number)
+        while isinstance(lease, Short):
+            gc.collect()
+            lease = arena.reserve(1, number)
+        make(lease)
+    gc.collect()
+
+
+@pytest.fixture
+def busy(make_arena):
+    """With the default thresholds of the collector, which differ from those of no other test."""
+    assert gc.isenabled()
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    arena = make_arena(4000, frame_bytes=64, align_bytes=64, debug=False)
+    reserve, calls = arena._custody.frames.reserve, itertools.count(1)
+
+    def collecting(n):
+        if not next(calls) % 1000:
+            gc.collect(0)  # chance brings it here often, but not in every run
+        return reserve(n)
+
+    arena._custody.frames.reserve = collecting
+    yield arena
+    gc.set_threshold(*before)
+
+
+@pytest.mark.parametrize("what", ["lease", "buffer"])
+def test_m04_leases_that_the_collector_finds_during_calls_come_back(busy, what):
+    def run():
+        churn(busy, lambda lease: Holder(lease if what == "lease" else lease.buffer()))
+        busy.check()
+        assert counts(busy) == (4000, 0, 0)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        in_time(run)
+    assert len(caught) == HOLDERS == busy.stats().leases_lost
+    assert all("lost, not released" in str(one.message) for one in caught)
+
+
+def test_m04_finalizers_may_release_during_calls(busy):
+    """Not one of these leases was lost: their holders released them, if late."""
+    Releasing.inside = 0
+
+    def run():
+        churn(busy, Releasing)
+        busy.check()
+        assert counts(busy) == (4000, 0, 0)
+
+    in_time(run)
+    assert busy.stats().leases_lost == 0
+    assert Releasing.inside > 0, "the collector ran inside of calls"
+
+
+def test_m04_finalizers_may_end_pins_during_calls(busy):
+    Ending.inside = 0
+
+    def pinned(lease):
+        Ending(lease.pin("save"))
+        lease.release()
+
+    def run():
+        churn(busy, pinned)
+        busy.check()
+        assert counts(busy) == (4000, 0, 0)
+
+    in_time(run)
+    assert (busy.stats().pins, busy.stats().pins_lost) == (0, 0)
+    assert Ending.inside > 0, "the collector ran inside of calls"
+
+
+def test_m04_a_finalizer_that_reserves_during_a_call_is_refused(busy):
+    Reserving.refused = Reserving.got = 0
+
+    def run():
+        churn(busy, Reserving)
+        busy.check()
+        assert counts(busy) == (4000, 0, 0)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        in_time(run)
+    assert Reserving.refused > 0
+    assert Reserving.refused + Reserving.got == HOLDERS
+
+
+def test_m04_a_finalizer_that_ends_twice_fails_nobody_elses_call(make_arena, monkeypatch):
+    """It learns nothing of it, so whoever calls next is warned, and gets what it asked for."""
+    arena = make_arena(4)
+    lease, mine = arena.reserve(1, "one"), arena.reserve(1, "mine")
+    real = arena._custody.frames.reserve
+
+    def collecting(n):
+        lease.release()
+        lease.release()
+        return real(n)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(arena._custody.frames, "reserve", collecting)
+        other = arena.reserve(1, "two")
+    mine.release()
+    with pytest.warns(
+        ResourceWarning, match="finalizer wanted to end: frame 0 is not of the lease"
+    ):
+        assert counts(arena) == (3, 1, 0)
+    other.release()
+    assert counts(arena) == (4, 0, 0)
+
+
+LAST = """
+    import faulthandler, gc
+    from stepwell.memory.arena import Arena
+    from stepwell.memory.ask import Ask
+    from stepwell.memory.region import Region
+
+    class Holder:
+        def __init__(self, lease):
+            self.lease, self.me = lease, self
+        def __del__(self):
+            self.lease.release()
+
+    class Collected(str):
+        def __hash__(self):
+            gc.collect()
+            return super().__hash__()
+
+    faulthandler.dump_traceback_later(30, exit=True)
+    region, arena = Region.open(Ask(4096)), Arena(4096, 1)
+    arena.add(region)
+    holder = Holder(arena.reserve(1, "one"))
+    assert arena.drain(region) == 1
+    del holder
+    who = Collected("somebody")
+    region.use(who)
+    region.end_use(who)
+    assert arena.regions == ()
+    region.close()
+"""
+
+
+def test_m04_a_finalizer_may_return_the_last_frame_of_a_region_inside_of_its_own_call(run_python):
+    done = run_python(LAST)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# Returning twice, late, or something else
+
+
+def test_m05_a_lease_released_twice_gives_no_frame_to_two(make_arena, write, read):
+    arena = make_arena(4)
+    lease = arena.reserve(1, "one")
+    lease.release()
+    with pytest.raises(StaleError, match="returned at"):
+        lease.release()
+    leases = [arena.reserve(1, number) for number in range(4)]
+    assert isinstance(arena.reserve(1, "five"), Short)
+    for number, lease in enumerate(leases):
+        write(lease.buffer(), number)
+    for number, lease in enumerate(leases):
+        assert set(read(lease.buffer())) == {number}
+        lease.release()
+
+
+def test_m06_an_extra_end_of_a_pin_frees_nothing(make_arena):
+    arena = make_arena(4)
+    lease = arena.reserve(1, "one")
+    pin = lease.pin("save")
+    lease.release()
+    pin.end()
+    for again in (pin.end, lambda: arena.end_pin(pin.number)):
+        with pytest.raises(MisuseError, match="has ended"):
+            again()
+    assert counts(arena) == (4, 0, 0)
+    with arena.reserve(4, "two") as lease:
+        assert len(set(lease.frames.tolist())) == 4
+
+
+def test_m07_an_old_owner_returns_nothing_of_the_new_one(make_arena, write, read):
+    arena = make_arena(1)
+    old = arena.reserve(1, "old")
+    frames, pin = old.frames, old.pin("save")
+    pin.end()
+    old.release()
+    new = arena.reserve(1, "new")
+    write(new.buffer(), 9)
+    for late in (old.release, lambda: old.give_back(frames), lambda: old.pin("save", frames)):
+        with pytest.raises(StaleError, match="'new' has it"):
+            late()
+    with pytest.raises(MisuseError, match="has ended"):
+        pin.end()
+    with old:
+        pass  # a block around a lease that was released leaves others alone
+    assert set(read(new.buffer())) == {9}
+    assert isinstance(arena.reserve(1, "third"), Short)
+    new.release()
+
+
+def test_m08_a_narrow_buffer_shows_no_byte_of_an_earlier_owner(make_arena, write):
+    arena = make_arena(1, frame_bytes=1024, debug=False)
+    with arena.reserve(1, "earlier") as lease:
+        write(lease.buffer(), 7)
+    with arena.reserve(1, "later") as lease:
+        buffer = lease.buffer(0, 192)
+        write(buffer, 1)
+        with buffer.view() as memory:
+            assert set(memory) == {1}
+            assert len(memory) == np.asarray(memory).nbytes == 192
+        plain = buffer.plain()
+        with arena.regions[plain.region].view(plain.offset, plain.used_bytes) as memory:
+            assert bytes(memory) == b"\1" * 192
+
+
+def test_m09_a_stale_buffer_reads_and_writes_nothing(make_arena, write, read):
+    arena = make_arena(1)
+    one = arena.reserve(1, "one")
+    stale, view = one.buffer(), one.buffer().view()
+    one.release()
+    with arena.reserve(1, "two") as two:
+        write(two.buffer(), 5)
+        for use in (lambda: write(stale, 77), lambda: read(stale), view.__enter__, stale.plain):
+            with pytest.raises(StaleError, match="'two' has it"):
+                use()
+        assert set(read(two.buffer())) == {5}
+
+
+# Time
+
+
+def test_m10_no_time_frees_a_frame_under_its_reader(make_arena, write):
+    clock = FakeClock()
+    arena = make_arena(2, clock=clock)
+    lease = arena.reserve(1, "reader")
+    write(lease.buffer(), 3)
+    with lease.buffer().view(readonly=True) as memory:
+        pin = lease.pin("read", within_s=1)
+        lease.release()
+        clock.advance_s(1000)
+        assert arena.overdue() == (pin.books,)
+        with arena.reserve(1, "next") as other:
+            write(other.buffer(), 99)
+            assert isinstance(arena.reserve(1, "third"), Short)
+        pin.end()
+        assert isinstance(arena.reserve(2, "third"), Short)
+        assert set(memory) == {3}
+    assert counts(arena) == (2, 0, 0)
+
+
+def test_m11_a_pin_needs_nothing_set_up(make_region):
+    with Arena(PAGE, 1) as arena:
+        arena.add(make_region(PAGE))
+        with arena.reserve(1, "one") as lease, lease.pin("save", within_s=3600) as pin:
+            assert not pin.late
+        assert arena.overdue() == ()
+
+
+@pytest.mark.parametrize("used_bytes", [1, 2, 99, 100])
+def test_m12_a_narrow_length_is_the_same_everywhere(make_arena, used_bytes):
+    arena = make_arena(3, frame_bytes=100)
+    for n in (1, 3):
+        with arena.reserve(n, "one") as lease:
+            for buffer in (lease.buffer(0, used_bytes), lease.buffer().narrowed(used_bytes)):
+                with buffer.view() as memory:
+                    lengths = {len(memory), memory.nbytes, np.asarray(memory).size}
+                assert lengths | {buffer.used_bytes, buffer.plain().used_bytes} == {used_bytes}
+                with pytest.raises(InputError):
+                    buffer.narrowed(PAGE)
+
+
+def test_m14_lengths_leave_no_types_behind(make_arena, make_region):
+    """ctypes makes a type for each length, and what caches them keeps them for ever."""
+    arena = make_arena(1, frame_bytes=10_000)
+    region = arena.regions[0]
+    with arena.reserve(1, "one") as lease:
+        with lease.buffer().view(), region.view(0, 10_000):
+            pass
+        gc.collect()
+        before = len(ctypes.Array.__subclasses__())
+        for used_bytes in range(1, 10_000):
+            with lease.buffer(0, used_bytes).view() as memory:
+                assert len(memory) == used_bytes
+        gc.collect()
+        assert len(ctypes.Array.__subclasses__()) <= before
+
+
+def test_m14_views_of_a_region_leave_no_books_behind(make_region):
+    region = make_region(PAGE)
+    region.prepare()
+    for _ in range(1000):
+        with region.view(0, 8):
+            pass
+    assert len(region._users._views) + len(region._users.ended) <= 2
+
+
+def test_m15_a_readers_deadline_gives_its_bytes_to_nobody(make_arena, write):
+    clock = FakeClock()
+    arena = make_arena(3, clock=clock)
+    lease = arena.reserve(1, "reader")
+    write(lease.buffer(), 1)
+    read = lease.pin("send", within_s=1)
+    clock.advance_s(5)
+    arena.overdue()
+    lease.release()
+    for byte in (8, 9):
+        with arena.reserve(2, byte) as other:
+            assert isinstance(arena.reserve(1, "third"), Short)
+            for index in range(2):
+                write(other.buffer(index), byte)
+    address = arena._places.address(int(read.books.frames[0]))
+    assert set(ctypes.string_at(address, PAGE)) == {1}, "what the transfer still sends"
+    read.end()
+    assert counts(arena) == (3, 0, 0)
+
+
+def test_m16_a_late_writer_cannot_write_into_what_the_next_one_got(make_arena, write, read):
+    clock = FakeClock()
+    arena = make_arena(2, clock=clock)
+    first = arena.reserve(1, "first")
+    filling = first.pin("load", within_s=1)
+    address = arena._places.address(int(filling.books.frames[0]))
+    clock.advance_s(5)
+    assert arena.overdue() == (filling.books,)
+    assert first.late == ("load",)
+    with pytest.raises(LateError, match="compute the bytes again in another frame"):
+        first.buffer().view().__enter__()
+    first.release()
+    second = arena.reserve(1, "second")
+    assert second.frames.tolist() != filling.books.frames.tolist()
+    write(second.buffer(), 2)
+    ctypes.memset(address, 66, PAGE)  # the transfer comes at last
+    assert set(read(second.buffer())) == {2}
+    filling.end()
+    second.release()
+    assert counts(arena) == (2, 0, 0)
+
+
+@pytest.mark.parametrize("last", range(5))
+def test_m17_a_late_pin_is_one_of_as_many_as_there_were(make_arena, last):
+    """Whoever's deadline passes, the frame waits for all that touch it."""
+    clock = FakeClock()
+    arena = make_arena(1, clock=clock)
+    lease = arena.reserve(1, "one")
+    pins = [lease.pin(f"reader {n}", within_s=1) for n in range(4)]
+    pins.append(lease.pin("the fifth", within_s=10))
+    clock.advance_s(2)
+    assert len(arena.overdue()) == 4
+    lease.release()
+    pins.append(pins.pop(last))
+    for pin in pins:
+        assert counts(arena) == (0, 0, 1)
+        pin.end()
+    assert counts(arena) == (1, 0, 0)
+
+
+# Ends
+
+
+def test_m32_an_arena_with_a_live_view_is_not_closed(make_arena):
+    arena = make_arena(1)
+    region = arena.regions[0]
+    lease = arena.reserve(1, "one")
+    with lease.buffer().view() as memory:
+        memory[0] = 5
+        lease.release()
+        for close in (arena.close, region.close):
+            with pytest.raises(MisuseError, match="arena"):
+                close()
+        assert memory[0] == 5
+    arena.close()
+    region.close()
+    assert region.closed
+
+
+def test_m34_a_batch_leaves_the_callers_array_alone_and_frees_no_pinned_frame(make_arena):
+    arena = make_arena(4)
+    with arena.reserve(4, "one") as lease:
+        given = np.array([3, 0, 2], np.int32)
+        pin = lease.pin("save", [0])
+        lease.give_back(given)
+        assert given.tolist() == [3, 0, 2]
+        assert counts(arena) == (2, 1, 1)
+        with arena.reserve(2, "two") as other:
+            assert 0 not in other.frames
+        assert given.tolist() == [3, 0, 2]
+        pin.end()
+
+
+EXIT = """
+    import sys, threading
+    import numpy as np
+    from stepwell.base.errors import MisuseError
+    from stepwell.base.threads import Health
+    from stepwell.memory.arena import Arena
+    from stepwell.memory.ask import Ask, Kind
+    from stepwell.memory.region import Region
+    from stepwell.testing.gpu import FakeGpu
+
+    asked = threading.Event()
+
+    class Waiting(FakeGpu):
+        def register(self, address, size_bytes):
+            super().register(address, size_bytes)
+            if len(self.registered) == 2:
+                asked.set()
+                threading.Event().wait()
+
+    class Holder:
+        def __init__(self, *held):
+            self.held, self.me = held, self
+        def __del__(self):
+            self.held[0].release()
+
+    region = Region.open(Ask(1 << 20, Kind.SHARED, pinned=True, piece_bytes=1 << 16), gpu=Waiting())
+    arena, health = Arena(4096, 300), Health()
+    growth = arena.grow(region, health)
+    assert asked.wait(30)
+    leases = [arena.reserve(2, n) for n in range(4)]
+    pins = [lease.pin("save", within_s=10) for lease in leases]
+    view = leases[0].buffer().view()
+    memory = view.__enter__()
+    kept = []
+    try:
+        with leases[1].buffer().view() as other:
+            kept.append(np.asarray(other))
+    except MisuseError:
+        kept.append(other)
+    holder = Holder(arena.reserve(1, "holder"))
+    lost = [arena.reserve(1, "lost")]
+    lost.append(lost)
+    if sys.argv[1] == "thread":
+        threading.Thread(target=lambda: None).start()
+    elif sys.argv[1] == "module":
+        sys.modules["holding"] = (arena, leases, pins, view, memory, kept)
+    elif sys.argv[1] == "cycle":
+        leases.append(leases), pins.append(pins), kept.append(kept)
+        del leases, pins, view, memory, kept, arena, region, growth, holder
+    print("end")
+"""
+
+
+@pytest.mark.parametrize("way", ["plain", "thread", "module", "cycle"])
+def test_m35_the_interpreter_ends_in_silence_whatever_lives(run_python, way):
+    done = run_python(EXIT, way)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+
+
+def test_m36_nothing_here_is_pickled(make_arena):
+    """A record for another process is five numbers; what owns something stays here."""
+    arena = make_arena(1)
+    with arena.reserve(1, "one") as lease, lease.pin("save") as pin:
+        for thing in (arena, lease, lease.buffer(), pin, lease.buffer().view(), arena.regions[0]):
+            with pytest.raises(TypeError, match="pickle"):
+                pickle.dumps(thing)
+        plain = lease.buffer().plain()
+        assert pickle.loads(pickle.dumps(plain)) == plain
+        values = [getattr(plain, name) for name in plain.__dataclass_fields__]
+        assert {type(value) for value in values} == {int}
+    folder = pathlib.Path(next(iter(stepwell.memory.__path__)))
+    words = ("pickle", "marshal", "shelve", "eval(", "exec(")
+    texts = {path.name: path.read_text() for path in folder.glob("*.py")}
+    assert len(texts) > 10
+    assert [(name, word) for name, text in texts.items() for word in words if word in text] == []
+
+
+# Locks
+
+
+def test_m38_nothing_is_reported_under_the_lock(make_arena, monkeypatch):
+    """What shows warnings may call the arena: to log its counts, say."""
+    arena = make_arena(4)
+    seen = []
+
+    def show(message, *_):
+        seen.append((str(message), counts(arena)))
+        arena.reserve(1, "hook").release()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", show)
+        arena.reserve(1, "one")
+        lease = arena.reserve(1, "two")
+        lease.buffer().view().__enter__()
+        lease.pin("save")
+        arena.check()
+    (number,) = arena._custody.pins
+    begins = [text.split()[:2] for text, _ in seen]
+    assert begins == [["the", "lease"], ["a", "view"], ["pin", str(number)]]
+    assert [free + used + quarantined for _, (free, used, quarantined) in seen] == [4] * 3
+    lease.release()
+    arena.end_pin(number)
+
+
+def test_m38_a_reservation_that_fails_says_nothing(make_arena, capfd, caplog):
+    arena = make_arena(1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(1000):
+            assert arena.reserve(2, "one") == Short(by=1, count=1)
+    assert (caught, caplog.records, capfd.readouterr()) == ([], [], ("", ""))
+
+
+def test_m39_whoever_is_called_may_call(make_arena, make_region):
+    """Clock, GPU runtime and callbacks are foreign: each runs outside of every lock."""
+
+    class Calling(FakeGpu, FakeClock):
+        def __init__(self):
+            FakeGpu.__init__(self)
+            FakeClock.__init__(self)
+            self.arena, self.region, self.called = None, None, 0
+
+        def call(self):
+            if self.arena is not None:
+                self.called += 1
+                self.arena.check()
+                self.arena.stats()
+                self.region.use("a callback")
+                self.region.end_use("a callback")
+
+        def register(self, address, size_bytes):
+            self.call()
+            super().register(address, size_bytes)
+
+        def now_s(self):
+            self.call()
+            return super().now_s()
+
+    def run():
+        foreign = Calling()
+        arena = make_arena(0, count=4, clock=foreign)
+        region = make_region(4 * PAGE, gpu=foreign, pinned=True, piece_bytes=PAGE)
+        foreign.arena, foreign.region = arena, region
+        assert arena.add(region) == 4
+        assert foreign.called == 4
+        with arena.reserve(1, "one") as lease, lease.pin("save", within_s=1):
+            arena.overdue()
+        assert foreign.called == 6
+        foreign.arena = None
+        plain = make_region(2 * PAGE)
+        plain.prepare(lambda _: (arena.check(), plain.use("me"), plain.end_use("me")))
+
+    in_time(run)
+
+
+def test_m39_views_of_arena_and_region_end_in_any_order_from_any_thread(make_arena):
+    arena = make_arena(2)
+    region = arena.regions[0]
+
+    def run():
+        def some(call):
+            for _ in range(300):
+                with call():
+                    pass
+
+        lease = arena.reserve(1, "one")
+        calls = [
+            lambda: lease.buffer().view(),
+            lambda: region.view(0, 8),
+            lambda: lease.pin("save"),
+            lambda: arena.reserve(1, "two") or None,
+        ]
+        threads = [
+            threading.Thread(target=some, args=(call,), daemon=True)
+            for call in [*calls, *calls[:3]]
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        lease.release()
+
+    in_time(run)
+    assert counts(arena) == (2, 0, 0)
+
+
+def test_m40_fixed_frames_never_fragment(make_arena, make_region):
+    """A reservation fails when fewer are free, and at no other time."""
+    arena = make_arena(30, frame_bytes=64, align_bytes=64, count=90, debug=False)
+    arena.add(make_region(60 * 64))
+    dice, leases, free, short = random.Random(40), [], 90, 0
+    for _ in range(6000):
+        if leases and dice.random() < 0.5:
+            lease = leases.pop(dice.randrange(len(leases)))
+            some = dice.sample(lease.frames.tolist(), dice.randint(1, len(lease.frames)))
+            lease.give_back(some)
+            free += len(some)
+            if len(lease.frames):
+                leases.append(lease)
+        n = dice.choice([1, 3, 12, 20])
+        got = arena.reserve(n, "one")
+        if isinstance(got, Short):
+            assert (got.by, n > free) == (n - free, True)
+            short += 1
+        else:
+            assert n <= free
+            leases.append(got)
+            free -= n
+    assert short > 500
+    for lease in leases:
+        lease.release()
+    arena.check()
+    assert counts(arena) == (90, 0, 0)
+
+
+# Fork
+
+
+@pytest.mark.parametrize("kind", [Kind.PRIVATE, Kind.SHARED])
+def test_a_forked_child_reads_zeros_and_disturbs_nobody(make_arena, make_region, forked, kind):
+    arena = make_arena(0, count=2)
+    region = make_region(2 * PAGE, kind=kind)
+    arena.add(region)
+    lease = arena.reserve(1, "one")
+    with lease.buffer().view() as memory:
+        memory[:] = b"\x2a" * PAGE
+
+        def child():
+            seen = set(memory)
+            memory[:] = b"\x01" * PAGE
+            return sorted(seen)
+
+        assert forked(child) == [0]
+        assert set(memory) == {42}
+    lease.release()
+    assert counts(arena) == (2, 0, 0)
+
+
+def test_a_forked_child_is_refused_everything_that_is_its_parents(make_arena, make_region, forked):
+    arena, health = make_arena(2, count=4), Health()
+    region = make_region(PAGE, kind=Kind.SHARED)
+    idle = make_region(PAGE)
+    arena.add(region)
+    lease = arena.reserve(1, "one")
+    buffer, pin = lease.buffer(), lease.pin("save")
+    calls = {
+        "reserve": lambda: arena.reserve(1, "two"),
+        "stats": arena.stats,
+        "check": arena.check,
+        "add": lambda: arena.add(idle),
+        "grow": lambda: arena.grow(idle, health),
+        "drain": lambda: arena.drain(region),
+        "overdue": arena.overdue,
+        "addresses": lambda: arena.addresses(lease),
+        "addresses of some": lambda: arena.addresses(lease, [0]),
+        "frames": lambda: lease.frames,
+        "pin": lambda: lease.pin("save"),
+        "pin some": lambda: lease.pin("save", [0]),
+        "view": lambda: buffer.view().__enter__(),
+        "plain": buffer.plain,
+        "region view": lambda: region.view(0, 8),
+        "prepare": region.prepare,
+        "address": lambda: region.address,
+        "descriptor": lambda: region.descriptor,
+        "use": lambda: region.use("me"),
+    }
+
+    def child():
+        answers = {}
+        for name, call in calls.items():
+            try:
+                answers[name] = repr(call())
+            except MisuseError as error:
+                answers[name] = "refused" if "belongs to the parent" in str(error) else str(error)
+        return answers
+
+    assert forked(child) == dict.fromkeys(calls, "refused")
+    assert not health.degraded
+    pin.end()
+    lease.release()
+    assert counts(arena) == (3, 0, 0)
+
+
+def test_a_forked_child_may_end_what_it_cannot_use(make_arena, forked):
+    """Blocks that were open at the fork end in the child too: that must not raise, nor end anything here."""
+    arena = make_arena(3)
+    region = arena.regions[0]
+    lease, other = arena.reserve(1, "one"), arena.reserve(1, "two")
+    pin, view = lease.pin("save"), lease.buffer().view()
+    view.__enter__()
+
+    def child():
+        view.__exit__(None, None, None)
+        with other:
+            pass
+        answers = [
+            pin.end(),
+            pin.end(),
+            arena.end_pin(10**9),
+            lease.give_back([int(lease.books.frames[0])]),
+            lease.release(),
+            lease.release(),
+            arena.close(),
+            region.close(),
+        ]
+        return [answers, region.closed]
+
+    assert forked(child) == [[None] * 8, True]
+    assert counts(arena) == (1, 2, 0)
+    assert (arena.stats().pins, arena.stats().views) == (1, 1)
+    view.__exit__(None, None, None)
+    pin.end()
+    lease.release()
+    other.release()
+    assert not region.closed
+
+
+def test_a_forked_child_waits_for_no_lock_of_its_parents_threads(make_arena, make_region, forked):
+    """A thread that was in a call is not there to end it."""
+    arena = make_arena(2)
+    region = arena.regions[0]
+    lease = arena.reserve(1, "one")
+    buffer, pin = lease.buffer(), lease.pin("save")
+    held, release = threading.Event(), threading.Event()
+
+    def hold():
+        with arena._call, region._lock, region._preparing:
+            held.set()
+            assert release.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(30)
+
+    def child():
+        refused = 0
+        for call in (
+            lambda: arena.reserve(1, "two"),
+            arena.stats,
+            lambda: lease.frames,
+            lambda: lease.pin("save"),
+            lambda: arena.addresses(lease),
+            buffer.plain,
+            lambda: buffer.view().__enter__(),
+            lambda: region.view(0, 8),
+            lambda: region.use("me"),
+            region.prepare,
+            lambda: arena.drain(region),
+        ):
+            try:
+                call()
+            except MisuseError:
+                refused += 1
+        pin.end()
+        lease.release()
+        arena.close()
+        region.close()
+        return refused
+
+    assert forked(child) == 11
+    release.set()
+    thread.join(30)
+    pin.end()
+    lease.release()
+
+
+def test_a_forked_child_has_no_descriptor_of_its_parent(make_region, forked, tmp_path, name):
+    regions = [
+        make_region(PAGE, kind=Kind.SHARED),
+        make_region(PAGE, kind=Kind.FILE, folder=str(tmp_path)),
+        make_region(PAGE, kind=Kind.NAMED, name=name),
+    ]
+    numbers = [region.descriptor for region in regions]
+
+    def child():
+        answers = []
+        for number in numbers:
+            try:
+                answers.append(os.fstat(number).st_size)
+            except OSError as error:
+                answers.append(error.strerror)
+        return answers
+
+    assert forked(child) == ["Bad file descriptor"] * 3
+    assert [os.fstat(number).st_size for number in numbers] == [PAGE] * 3
+    assert pathlib.Path("/dev/shm", f"stepwell-{name}").exists()
+
+
+def test_a_forked_child_may_have_an_arena_of_its_own(make_arena, forked):
+    from stepwell.memory.ask import Ask
+    from stepwell.memory.region import Region
+
+    arena = make_arena(2)
+    lease = arena.reserve(1, "one")
+
+    def child():
+        own, region = Arena(PAGE, 3), Region.open(Ask(3 * PAGE))
+        own.add(region)
+        with own.reserve(2, "child") as mine:
+            with mine.buffer().view() as memory:
+                memory[0] = 6
+
+            def grandchild():
+                try:
+                    own.reserve(1, "grandchild")
+                except MisuseError as error:
+                    return "parent" in str(error)
+
+            told = forked(grandchild)
+        own.close()
+        region.close()
+        return [told, region.closed]
+
+    assert forked(child) == [True, True]
+    lease.release()
+    assert counts(arena) == (2, 0, 0)

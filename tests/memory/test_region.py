@@ -1,0 +1,959 @@
+"""Regions of every kind, opened on the kernel that is here: bytes, preparation, registration, close and loss."""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import mmap
+import os
+import pathlib
+import signal
+import socket
+import threading
+
+import numpy as np
+import pytest
+
+from stepwell.base.errors import InputError, MisuseError, RefusedError
+from stepwell.memory import registry
+from stepwell.memory.ask import Ask, Kind, Trait
+from stepwell.memory.gpu import nearest_node, read_nodes
+from stepwell.memory.machine import read_machine
+from stepwell.memory.prepare import STRIDE_BYTES
+from stepwell.memory.region import Region
+from stepwell.testing.gpu import FakeGpu
+
+PAGE = mmap.PAGESIZE
+DEVICE_PAGE = 1 << 16
+MIB = 1 << 20
+HOST = [Kind.PRIVATE, Kind.SHARED, Kind.NAMED, Kind.FILE]
+
+pytestmark = pytest.mark.usefixtures("nothing_stays_open")
+
+
+@pytest.fixture
+def of(name, tmp_path):
+    """A valid ask of a kind."""
+    (tmp_path / "files").mkdir()
+    needs = {Kind.NAMED: {"name": name}, Kind.FILE: {"folder": str(tmp_path / "files")}}
+
+    def make(kind, size_bytes, **more):
+        return Ask(size_bytes, kind, **(needs.get(kind, {}) | more))
+
+    return make
+
+
+@pytest.fixture
+def gpu():
+    """A device in host memory; torch opens files of its own when it is imported."""
+    return FakeGpu()
+
+
+def fill(region, value):
+    with region.view(0, region.size_bytes, readonly=False) as view:
+        np.frombuffer(view, np.uint8)[:] = value
+
+
+def distinct(region):
+    with region.view(0, region.size_bytes) as view:
+        return np.unique(np.frombuffer(view, np.uint8)).tolist()
+
+
+@pytest.mark.parametrize("kind", HOST)
+@pytest.mark.parametrize(("asked", "got"), [(1, PAGE), (PAGE, PAGE), (PAGE + 1, 2 * PAGE)])
+def test_a_size_is_rounded_up_to_whole_pages(of, kind, asked, got):
+    with Region.open(of(kind, asked)) as region:
+        assert region.size_bytes == got
+        assert region.record.size_bytes == got
+        assert region.record.page_bytes == PAGE
+        assert region.record.ask.size_bytes == asked
+        assert region.address % PAGE == 0
+
+
+@pytest.mark.parametrize("kind", HOST)
+def test_bytes_of_every_kind_begin_as_zeros_and_can_be_written_and_read(of, kind):
+    with Region.open(of(kind, 3 * PAGE)) as region:
+        region.prepare()
+        assert distinct(region) == [0]
+        with region.view(PAGE - 1, 3, readonly=False) as view:
+            view[:] = b"abc"
+        with region.view(PAGE, 1) as view:
+            assert view.tobytes() == b"b"
+        with region.view(0, 3 * PAGE) as view:
+            whole = view.tobytes()
+    assert whole == bytes(PAGE - 1) + b"abc" + bytes(2 * PAGE - 2)
+
+
+def test_a_view_is_readonly_unless_it_is_asked_to_write(of):
+    with Region.open(Ask(PAGE)) as region:
+        with region.view(0, 8) as view, pytest.raises(TypeError, match="read-only"):
+            view[0] = 1
+        assert distinct(region) == [0]
+
+
+@pytest.mark.parametrize(
+    ("offset", "size_bytes"),
+    [
+        (-1, 4),
+        (0, 0),
+        (0, -4),
+        (0, PAGE + 1),
+        (PAGE, 1),
+        (1, PAGE),
+        (2**70, 1),
+        (0.0, 4),
+        (0, True),
+    ],
+)
+def test_bytes_outside_of_the_region_are_refused(offset, size_bytes):
+    with Region.open(Ask(PAGE)) as region, pytest.raises(InputError):
+        region.view(offset, size_bytes)
+
+
+@pytest.mark.parametrize("kind", [Kind.SHARED, Kind.NAMED, Kind.FILE])
+def test_the_descriptor_leads_to_the_same_bytes(of, kind):
+    with Region.open(of(kind, PAGE)) as region:
+        region.prepare()
+        fill(region, 7)
+        assert os.pread(region.descriptor, PAGE, 0) == b"\7" * PAGE
+        os.pwrite(region.descriptor, b"x", 5)
+        with region.view(5, 1) as view:
+            assert view.tobytes() == b"x"
+        assert not os.get_inheritable(region.descriptor)
+
+
+def test_a_private_region_has_no_descriptor(of):
+    with (
+        Region.open(Ask(PAGE)) as region,
+        pytest.raises(MisuseError, match="SHARED, NAMED or FILE"),
+    ):
+        _ = region.descriptor
+
+
+def test_a_file_region_leaves_nothing_in_its_folder_and_has_all_its_blocks(of, tmp_path):
+    with Region.open(of(Kind.FILE, 5 * PAGE)) as region:
+        status = os.fstat(region.descriptor)
+        assert status.st_nlink == 0
+        assert status.st_size == 5 * PAGE
+        assert status.st_blocks * 512 >= 5 * PAGE
+        assert list((tmp_path / "files").iterdir()) == []
+    assert list((tmp_path / "files").iterdir()) == []
+
+
+def test_shared_memory_cannot_change_its_size(of):
+    with Region.open(of(Kind.SHARED, PAGE)) as region:
+        for size_bytes in (0, 2 * PAGE):
+            with pytest.raises(PermissionError):
+                os.ftruncate(region.descriptor, size_bytes)
+
+
+@pytest.mark.parametrize("kind", HOST)
+def test_preparing_tells_what_is_ready_up_to_the_end(of, kind):
+    size_bytes = STRIDE_BYTES + 3 * PAGE
+    told = []
+    with Region.open(of(kind, size_bytes)) as region:
+        assert region.record.ready_bytes == 0
+        assert region.record.node is None
+        record = region.prepare(told.append)
+        assert told == [STRIDE_BYTES, size_bytes]
+        assert record == region.record
+        assert record.ready_bytes == size_bytes
+        assert record.refusals == ()
+        assert not record.pinned
+        nodes = read_machine().nodes
+        assert record.node in nodes if nodes else record.node is None
+
+
+@pytest.mark.parametrize("kind", [Kind.PRIVATE, Kind.SHARED])
+def test_prepared_memory_is_there(of, kind):
+    """Every page was touched: the kernel counts them as resident."""
+    with Region.open(of(kind, 20 * MIB)) as region:
+        assert resident_pages(region.address) == 0
+        region.prepare()
+        assert resident_pages(region.address) == 20 * MIB // PAGE
+
+
+def resident_pages(address):
+    """Of the mapping that begins at or before this address and contains it."""
+    inside = False
+    with pathlib.Path("/proc/self/smaps").open() as lines:
+        for line in lines:
+            head = line.split()[0]
+            if "-" in head:
+                first, last = (int(end, 16) for end in head.split("-"))
+                inside = first <= address < last
+            elif inside and head == "Rss:":
+                return int(line.split()[1]) * 1024 // PAGE
+    raise AssertionError(f"nothing is mapped at {address:x}")
+
+
+def test_preparing_again_does_nothing():
+    told = []
+    with Region.open(Ask(3 * PAGE)) as region:
+        before = region.prepare()
+        fill(region, 9)
+        assert region.prepare(told.append) == before
+        assert told == []
+        assert distinct(region) == [9]
+
+
+def test_a_stop_ends_the_preparation_early_and_a_later_one_goes_on():
+    stop = threading.Event()
+    told = []
+
+    def ready(bytes_so_far):
+        told.append(bytes_so_far)
+        if bytes_so_far == 2 * MIB:
+            stop.set()
+
+    with Region.open(Ask(4 * MIB, piece_bytes=MIB)) as region:
+        record = region.prepare(ready, stop=stop)
+        assert told == [MIB, 2 * MIB]
+        assert record.ready_bytes == 2 * MIB
+        assert region.prepare(told.append, stop=stop).ready_bytes == 2 * MIB
+        assert region.prepare(told.append).ready_bytes == 4 * MIB
+        assert told == [MIB, 2 * MIB, 3 * MIB, 4 * MIB]
+
+
+def test_a_stop_inside_of_a_piece_forgets_nothing_that_was_told():
+    """What was told to be ready is ready for good: somebody may use it already."""
+    stop = threading.Event()
+    told = []
+
+    def ready(bytes_so_far):
+        told.append(bytes_so_far)
+        stop.set()
+
+    with Region.open(Ask(STRIDE_BYTES + PAGE)) as region:
+        record = region.prepare(ready, stop=stop)
+        assert told == [STRIDE_BYTES]
+        assert record.ready_bytes == STRIDE_BYTES
+        assert region.prepare(told.append).ready_bytes == STRIDE_BYTES + PAGE
+        assert told == [STRIDE_BYTES, STRIDE_BYTES + PAGE]
+
+
+@pytest.mark.parametrize("piece_bytes", [0, -PAGE, 1, PAGE + 1, PAGE * 1.5])
+def test_a_piece_is_a_whole_number_of_pages(piece_bytes):
+    with pytest.raises(InputError, match=f"multiples of {PAGE}"):
+        Ask(PAGE, piece_bytes=piece_bytes)
+
+
+def test_the_reader_of_progress_may_look_but_not_close():
+    seen = []
+
+    def ready(bytes_so_far):
+        with region.view(0, bytes_so_far) as view:
+            seen.append(len(view))
+        with pytest.raises(MisuseError, match="its preparation"):
+            region.close()
+
+    with Region.open(Ask(PAGE)) as region:
+        region.prepare(ready)
+    assert seen == [PAGE]
+
+
+def test_a_reader_of_progress_that_raises_leaves_a_region_that_can_be_prepared_and_closed():
+    def ready(_):
+        raise ZeroDivisionError
+
+    with Region.open(Ask(PAGE)) as region:
+        with pytest.raises(ZeroDivisionError):
+            region.prepare(ready)
+        assert region.prepare().ready_bytes == PAGE
+
+
+def test_two_threads_that_prepare_touch_everything_once():
+    gpu = FakeGpu()
+    with Region.open(Ask(8 * MIB, pinned=True, piece_bytes=MIB), gpu=gpu) as region:
+        threads = [threading.Thread(target=region.prepare) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert region.record.ready_bytes == 8 * MIB
+        assert len([call for call in gpu.calls if call[0] == "register"]) == 8
+
+
+def test_a_node_that_was_asked_for_is_the_node_that_was_got(of):
+    nodes = read_machine().nodes
+    if not nodes:
+        pytest.skip("NOT RUN: needs a kernel that tells its memory nodes")
+    with Region.open(of(Kind.SHARED, MIB, node=nodes[-1])) as region:
+        record = region.prepare()
+    assert record.node == nodes[-1]
+    assert record.refusals == ()
+
+
+# Close and its neighbours.
+
+
+@pytest.mark.parametrize("kind", HOST)
+def test_closing_gives_everything_back_once(of, kind, mapped):
+    region = Region.open(of(kind, 3 * PAGE))
+    region.prepare()
+    address = region.address
+    assert mapped(address)
+    assert not region.closed
+    region.close()
+    assert region.closed
+    assert not mapped(address)
+    region.close()
+    region.close()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda region: region.address,
+        lambda region: region.descriptor,
+        lambda region: region.view(0, 1),
+        lambda region: region.prepare(),
+        lambda region: region.use("somebody"),
+    ],
+    ids=["address", "descriptor", "view", "prepare", "use"],
+)
+def test_a_closed_region_is_refused_with_the_place_that_opened_it(of, use):
+    region = Region.open(of(Kind.SHARED, PAGE))
+    region.close()
+    with pytest.raises(MisuseError, match=rf"{__file__}:\d+ is closed"):
+        use(region)
+
+
+def test_what_a_closed_region_was_can_still_be_read():
+    region = Region.open(Ask(PAGE))
+    region.prepare()
+    region.close()
+    assert region.record.ready_bytes == PAGE
+    assert region.size_bytes == PAGE
+    assert __file__ in region.place
+
+
+def test_a_view_taken_before_the_close_cannot_begin_after_it():
+    region = Region.open(Ask(PAGE))
+    view = region.view(0, 8)
+    region.close()
+    with pytest.raises(MisuseError, match="is closed"), view:
+        pass
+
+
+def test_m32_a_region_in_use_does_not_close_and_names_its_users():
+    region = Region.open(Ask(PAGE))
+    region.use("arena one")
+    region.use("arena two")
+    region.use("arena two")
+    with region.view(0, 8, readonly=False) as view:
+        with pytest.raises(MisuseError) as caught:
+            region.close()
+        for part in ("arena one", "arena two", f"a view taken at {__file__}"):
+            assert part in str(caught.value)
+        view[0] = 5  # and the bytes are still there
+    region.end_use("arena one")
+    region.end_use("arena two")
+    with pytest.raises(MisuseError, match="used by arena two;"):
+        region.close()
+    region.end_use("arena two")
+    assert distinct(region) == [0, 5]
+    region.close()
+
+
+def test_m32_an_array_that_outlives_its_view_keeps_the_region_open():
+    region = Region.open(Ask(PAGE))
+    with pytest.raises(MisuseError, match="used after its block"), region.view(0, 8) as view:
+        values = np.frombuffer(view, np.uint8)
+    del view
+    with pytest.raises(MisuseError, match="a view taken at"):
+        region.close()
+    assert values.tolist() == [0] * 8
+    del values
+    region.close()
+
+
+def test_a_use_is_ended_by_whoever_began_it():
+    with Region.open(Ask(PAGE)) as region:
+        region.use("one")
+        with pytest.raises(MisuseError, match="two does not use"):
+            region.end_use("two")
+        region.end_use("one")
+        with pytest.raises(MisuseError, match="one does not use"):
+            region.end_use("one")
+
+
+@pytest.mark.parametrize("kind", [Kind.SHARED, Kind.NAMED, Kind.FILE])
+def test_m33_closing_twice_never_closes_a_descriptor_of_somebody_else(of, kind, tmp_path):
+    region = Region.open(of(kind, PAGE))
+    number = region.descriptor
+    region.close()
+    other = os.open(tmp_path / "innocent", os.O_CREAT | os.O_RDWR)
+    try:
+        assert other == number  # the kernel gives the smallest free number
+        region.close()
+        del region
+        gc.collect()
+        Region.open(Ask(PAGE)).close()  # looks after what was lost
+        assert os.write(other, b"still here") == 10
+    finally:
+        os.close(other)
+
+
+def test_views_of_a_long_life_leave_nothing_behind():
+    """A process that reads from a shared region all day takes a view for every read."""
+    with Region.open(Ask(PAGE)) as region:
+        for _ in range(1000):
+            with region.view(0, 8):
+                pass
+        assert len(region._users._views) + len(region._users.ended) < 10
+
+
+def test_m14_views_of_many_lengths_leave_no_types_behind(run_python):
+    """A type of ctypes is never freed, so there may not be one for each length."""
+    ran = run_python("""
+        import os
+        from stepwell.memory.ask import Ask
+        from stepwell.memory.region import Region
+
+        def resident():
+            return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+        with Region.open(Ask(1 << 20)) as region:
+            def look(lengths):
+                for length in lengths:
+                    with region.view(0, length):
+                        pass
+
+            look(range(1, 1000))
+            before = resident()
+            look(range(1000, 31000))
+            print(resident() - before)
+    """)
+    assert ran.returncode == 0, ran.stderr
+    assert int(ran.stdout) < 3 << 20
+
+
+# Loss.
+
+
+@pytest.mark.parametrize("kind", HOST)
+def test_a_region_that_is_lost_is_reported_and_given_back_by_the_next_open(of, kind, mapped):
+    region = Region.open(of(kind, PAGE))
+    region.prepare()
+    address, place = region.address, region.place
+    del region
+    gc.collect()
+    assert mapped(address)  # the collector only queues
+    with pytest.warns(ResourceWarning, match=f"lost, not closed; it was opened at {place}"):
+        other = Region.open(of(kind, PAGE)) if kind is Kind.NAMED else Region.open(Ask(64 * MIB))
+    assert not mapped(address) or address == other.address
+    other.close()
+
+
+def test_a_region_that_was_closed_is_not_reported_when_it_goes():
+    """A warning is an error here."""
+    region = Region.open(Ask(PAGE))
+    region.close()
+    del region
+    gc.collect()
+    Region.open(Ask(PAGE)).close()
+
+
+def test_a_lost_region_lives_as_long_as_an_array_of_it(mapped):
+    region = Region.open(Ask(PAGE))
+    address = region.address
+    with (
+        pytest.raises(MisuseError, match="used after its block"),
+        region.view(0, PAGE, readonly=False) as view,
+    ):
+        values = np.frombuffer(view, np.uint8)
+    del region, view
+    gc.collect()
+    Region.open(Ask(PAGE)).close()  # reports nothing
+    assert mapped(address)
+    values[:] = 3
+    assert values.sum() == 3 * PAGE
+    del values
+    gc.collect()
+    with pytest.warns(ResourceWarning, match="lost, not closed"):
+        Region.open(Ask(64 * MIB)).close()
+    assert not mapped(address)
+
+
+def test_a_lost_region_lets_the_device_go_before_its_memory():
+    """Memory that is given back while the device knows it is written by the device later on."""
+    gpu = FakeGpu()
+    region = Region.open(Ask(2 * PAGE, pinned=True), gpu=gpu)
+    region.prepare()
+    assert gpu.registered
+    del region
+    gc.collect()
+    with pytest.warns(ResourceWarning, match="lost, not closed"):
+        registry.collect()
+    assert gpu.registered == {}
+    assert [call[0] for call in gpu.calls] == ["register", "synchronise", "unregister"]
+
+
+def test_m04_the_collector_only_queues(mapped):
+    """A region in a cycle goes whenever the collector runs: also inside of another call."""
+    region = Region.open(Ask(PAGE))
+    address = region.address
+    cycle = [region]
+    cycle.append(cycle)
+    del region, cycle
+    gc.collect()
+    assert mapped(address)
+    with pytest.warns(ResourceWarning, match="lost, not closed"):
+        registry.collect()
+    assert not mapped(address)
+
+
+def test_many_threads_that_look_after_lost_regions_do_not_meet(monkeypatch):
+    """Two of them see the last one in the queue; only one gets it."""
+    barrier = threading.Barrier(2)
+
+    class Slow(type(registry._lost)):
+        def __bool__(self):
+            there = len(self) > 0
+            if there:
+                barrier.wait(60)
+            return there
+
+    mine = Slow()
+    monkeypatch.setattr(registry, "_lost", mine)
+    errors = []
+
+    class Gone:
+        place = "here"
+
+        def close(self):
+            raise AssertionError("is not looked after any more")
+
+    def look():
+        try:
+            registry.collect()
+        except IndexError as error:
+            errors.append(error)
+
+    mine.append(Gone())
+    threads = [threading.Thread(target=look) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+# Attaching.
+
+
+ATTACHED = """
+    import sys
+    from stepwell.memory.region import Region
+
+    with Region.attach(int(sys.argv[1])) as region:
+        assert region.size_bytes == 8192, region.size_bytes
+        record = region.prepare()
+        assert record.ready_bytes == 8192 and record.ask.kind == "shared", record
+        with region.view(4096, 5) as view:
+            print(view.tobytes().decode())
+        with region.view(0, 5, readonly=False) as view:
+            view[:] = b"reply"
+"""
+
+
+def test_another_process_sees_the_bytes_by_an_inherited_descriptor(of, run_python):
+    with Region.open(of(Kind.SHARED, 2 * PAGE)) as region:
+        with region.view(PAGE, 5, readonly=False) as view:
+            view[:] = b"hello"
+        ran = run_python(ATTACHED, region.descriptor, pass_fds=[region.descriptor])
+        assert ran.stdout == "hello\n", ran.stderr
+        with region.view(0, 5) as view:
+            assert view.tobytes() == b"reply"
+
+
+def test_another_process_sees_the_bytes_by_a_descriptor_from_a_socket(of, holding):
+    code = """
+        import array, socket, sys
+        from stepwell.memory.region import Region
+
+        with socket.socket(fileno=int(sys.argv[1])) as ours:
+            _, (descriptor,), _, _ = socket.recv_fds(ours, 1, 1)
+            with Region.attach(descriptor) as region, region.view(PAGE, 5) as view:
+                print(view.tobytes().decode(), flush=True)
+    """.replace("PAGE", str(PAGE))
+    ours, theirs = socket.socketpair()
+    with ours, theirs, Region.open(of(Kind.SHARED, 2 * PAGE)) as region:
+        with region.view(PAGE, 5, readonly=False) as view:
+            view[:] = b"hello"
+        socket.send_fds(ours, [b"x"], [region.descriptor])
+        with holding(code, theirs.fileno(), pass_fds=[theirs.fileno()]) as (_, line):
+            assert line == "hello"
+
+
+def test_the_descriptor_stays_the_callers_and_the_bytes_outlive_the_opener(of):
+    region = Region.open(of(Kind.SHARED, PAGE))
+    mine = os.dup(region.descriptor)
+    with Region.attach(mine) as attached:
+        os.close(mine)
+        assert attached.descriptor not in (mine, region.descriptor)
+        fill(region, 4)
+        region.close()
+        assert distinct(attached) == [4]
+
+
+def memory_file(size_bytes, seals):
+    descriptor = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, size_bytes)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return descriptor
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "seals", "said"),
+    [
+        (PAGE, 0, "could be made shorter"),
+        (PAGE, fcntl.F_SEAL_GROW, "could be made shorter"),
+        (PAGE + 1, fcntl.F_SEAL_SHRINK, f"has {PAGE + 1} bytes"),
+        (0, fcntl.F_SEAL_SHRINK, "has 0 bytes"),
+        (PAGE, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_WRITE, "Operation not permitted"),
+    ],
+    ids=["unsealed", "may shrink", "odd", "empty", "not to be written"],
+)
+def test_shared_memory_that_a_reader_must_fear_is_refused(size_bytes, seals, said):
+    descriptor = memory_file(size_bytes, seals)
+    try:
+        with pytest.raises(RefusedError, match=said) as caught:
+            Region.attach(descriptor)
+        assert caught.value.remedy
+        os.fstat(descriptor)  # the caller keeps it
+    finally:
+        os.close(descriptor)
+
+
+def test_memory_that_was_passed_for_reading_only_is_refused(of):
+    with Region.open(of(Kind.SHARED, PAGE)) as region:
+        descriptor = os.open(f"/proc/self/fd/{region.descriptor}", os.O_RDONLY)
+        try:
+            with pytest.raises(RefusedError, match="Permission denied"):
+                Region.attach(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@pytest.mark.parametrize("where", ["tmp", "/dev/shm"])
+def test_a_plain_file_is_refused(tmp_path, where):
+    flags = os.O_TMPFILE | os.O_RDWR
+    descriptor = os.open(tmp_path if where == "tmp" else where, flags, 0o600)
+    try:
+        os.ftruncate(descriptor, PAGE)
+        with pytest.raises(RefusedError, match=f"descriptor {descriptor} ") as caught:
+            Region.attach(descriptor)
+        assert caught.value.remedy
+    finally:
+        os.close(descriptor)
+
+
+def test_a_number_without_a_file_is_refused():
+    with pytest.raises(RefusedError, match=r"descriptor 1000000.*Bad file descriptor"):
+        Region.attach(1_000_000)
+
+
+@pytest.mark.parametrize("way", ["descriptor", "name"])
+def test_attaching_that_reports_a_lost_region_leaves_no_descriptor(of, name, way):
+    """With warnings as errors the report is raised; the region that was to be attached must not stay half open."""
+    kind = Kind.SHARED if way == "descriptor" else Kind.NAMED
+    with Region.open(of(kind, PAGE)) as region:
+        lost = Region.open(Ask(PAGE))
+        del lost
+        gc.collect()
+        with pytest.raises(ResourceWarning, match="lost"):
+            Region.attach(region.descriptor) if way == "descriptor" else Region.attach_named(name)
+
+
+def test_an_attached_region_is_registered_by_preparing_it(of):
+    gpu = FakeGpu()
+    with (
+        Region.open(of(Kind.SHARED, PAGE)) as region,
+        Region.attach(region.descriptor, gpu=gpu) as attached,
+    ):
+        assert attached.prepare().registered_bytes == PAGE
+        assert gpu.registered == {attached.address: PAGE}
+    assert gpu.registered == {}
+
+
+# A device.
+
+
+def test_registration_happens_in_pieces_and_nothing_is_told_before():
+    gpu = FakeGpu()
+    told = []
+
+    def ready(bytes_so_far):
+        told.append(bytes_so_far)
+        assert sum(gpu.registered.values()) == bytes_so_far
+
+    piece = STRIDE_BYTES + MIB  # so that a piece is longer than what is touched at once
+    size_bytes = piece + 3 * PAGE
+    with Region.open(Ask(size_bytes, pinned=True, piece_bytes=piece), gpu=gpu) as region:
+        assert gpu.calls == []
+        record = region.prepare(ready)
+        first = region.address
+        assert gpu.calls == [("register", first, piece), ("register", first + piece, 3 * PAGE)]
+        assert told == [piece, size_bytes]
+        assert record.registered_bytes == size_bytes
+        assert record.pinned
+        assert not record.locked
+        assert region.prepare(told.append) == record
+        assert len(gpu.calls) == 2
+    assert gpu.registered == {}
+
+
+def test_what_the_runtime_pins_is_not_locked_as_well():
+    """Locked memory is counted against a limit that pinning does not need."""
+    before = read_machine().locked_bytes
+    with Region.open(Ask(4 * MIB, pinned=True), gpu=FakeGpu()) as region:
+        region.prepare()
+        assert read_machine().locked_bytes == before
+
+
+def test_only_what_is_to_be_pinned_is_registered(of):
+    gpu = FakeGpu()
+    with Region.open(of(Kind.SHARED, PAGE), gpu=gpu) as region:
+        region.prepare()
+    assert gpu.calls == []
+
+
+def test_closing_waits_for_the_device_and_unregisters_everything(mapped):
+    gpu = FakeGpu()
+    region = Region.open(Ask(3 * MIB, pinned=True, piece_bytes=MIB), gpu=gpu)
+    region.prepare()
+    first = region.address
+    gpu.calls.clear()
+    region.close()
+    assert gpu.calls[0] == ("synchronise",)
+    assert sorted(gpu.calls[1:]) == [("unregister", first + n * MIB) for n in range(3)]
+    assert not mapped(first)
+    gpu.calls.clear()
+    region.close()
+    assert gpu.calls == []
+
+
+def test_a_piece_that_the_runtime_refuses_is_an_error_and_what_came_before_stays():
+    gpu = FakeGpu(most_bytes=2 * MIB)
+    told = []
+    with Region.open(Ask(4 * MIB, pinned=True, piece_bytes=MIB), gpu=gpu) as region:
+        with pytest.raises(RefusedError) as caught:
+            region.prepare(told.append)
+        assert f"bytes {2 * MIB} to {3 * MIB} on cuda:0: out of memory" in caught.value.fact
+        assert "ulimit -l" in caught.value.remedy
+        assert told == [MIB, 2 * MIB]
+        assert region.record.ready_bytes == region.record.registered_bytes == 2 * MIB
+        assert not region.record.pinned
+        gpu._most_bytes = None  # somebody let go of memory
+        assert region.prepare(told.append).pinned
+        assert told == [MIB, 2 * MIB, 3 * MIB, 4 * MIB]
+    assert gpu.registered == {}
+
+
+def test_a_refused_piece_that_may_be_lacking_is_noted_once_and_asked_for_once():
+    gpu = FakeGpu(most_bytes=MIB)
+    told = []
+    ask = Ask(4 * MIB, pinned=True, may_lack=frozenset({Trait.PINNED}), piece_bytes=MIB)
+    with Region.open(ask, gpu=gpu) as region:
+        record = region.prepare(told.append)
+        assert told == [MIB, 2 * MIB, 3 * MIB, 4 * MIB]
+        assert record.ready_bytes == 4 * MIB
+        assert record.registered_bytes == MIB
+        assert not record.pinned
+        (refusal,) = record.refusals
+        assert refusal.what == "pinned"
+        assert f"bytes {MIB} to {2 * MIB}" in refusal.reason
+        assert len([call for call in gpu.calls if call[0] == "register"]) == 2
+    assert gpu.registered == {}
+
+
+@pytest.mark.parametrize("asked", [1, DEVICE_PAGE, 3 * DEVICE_PAGE + 1])
+def test_device_memory_begins_and_ends_with_a_page_of_the_device(gpu, asked):
+    with Region.open(Ask(asked, Kind.DEVICE), gpu=gpu) as region:
+        assert region.address % DEVICE_PAGE == 0
+        assert region.size_bytes % DEVICE_PAGE == 0
+        assert 0 <= region.size_bytes - asked < DEVICE_PAGE
+        assert region.record.page_bytes == DEVICE_PAGE
+        assert region.record.ready_bytes == region.size_bytes
+        told = []
+        region.prepare(told.append)
+        assert told == []
+        tensor = region._mapping.tensor
+        assert tensor.data_ptr() == region.address
+        assert tensor.numel() == region.size_bytes
+        with pytest.raises(MisuseError, match="no bytes here"):
+            region.view(0, 1)
+        with pytest.raises(MisuseError, match="device region has no descriptor"):
+            _ = region.descriptor
+    assert [call[0] for call in gpu.calls] == ["allocate", "synchronise"]
+
+
+def test_device_memory_that_is_not_there_is_refused():
+    ask = Ask(8 * MIB, Kind.DEVICE)
+    with pytest.raises(RefusedError, match="no GPU runtime") as caught:
+        Region.open(ask)
+    assert "find_gpu" in caught.value.remedy
+    with pytest.raises(RefusedError, match=r"8\.0 MiB on cuda:0: out of device memory"):
+        Region.open(ask, gpu=FakeGpu(most_bytes=MIB))
+
+
+def test_the_nearest_node_is_what_the_overrides_say_or_else_the_machine():
+    assert nearest_node(FakeGpu(nearest=1), {}) == 1
+    assert nearest_node(FakeGpu(nearest=1), {"cuda:1": 7}) == 1
+    assert nearest_node(FakeGpu(nearest=1), {"cuda:0": 0}) == 0
+    assert nearest_node(FakeGpu(nearest=None), {"cuda:0": 3}) == 3
+    with pytest.raises(RefusedError, match="cuda:4") as caught:
+        nearest_node(FakeGpu("cuda:4", nearest=None), {"cuda:0": 3})
+    assert read_nodes(caught.value.remedy.split('"')[1]) == {"cuda:4": 0}  # can be copied
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes"),
+    [
+        ("", {}),
+        (" , ", {}),
+        ("cuda:0=0", {"cuda:0": 0}),
+        (" cuda:0 = 0,cuda:1=12, ", {"cuda:0": 0, "cuda:1": 12}),
+    ],
+)
+def test_nodes_of_devices_are_read(text, nodes):
+    assert read_nodes(text) == nodes
+
+
+@pytest.mark.parametrize(
+    "text", ["cuda:0", "=1", "cuda:0=", "cuda:0=-1", "cuda:0=a", "cuda:0=0=1", "cuda:0=0,cuda:0=0"]
+)
+def test_nodes_of_devices_in_another_form_are_refused(text):
+    with pytest.raises(InputError, match="device=node"):
+        read_nodes(text)
+
+
+# Forks.
+
+
+def in_child(work):
+    """Runs in a forked child what is to return True; raises if it does not, or if it hangs or is killed."""
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        code = 1
+        try:
+            code = 0 if work() is True else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def refuses(use):
+    try:
+        use()
+    except MisuseError as error:
+        return "belongs to the parent" in str(error)
+    return False
+
+
+@pytest.mark.parametrize("kind", HOST)
+def test_a_forked_child_has_neither_bytes_nor_descriptor(of, kind, descriptors):
+    with Region.open(of(kind, PAGE)) as region:
+        region.prepare()
+        fill(region, 6)
+        number = region._mapping.descriptor
+
+        def child():
+            gone = number not in descriptors()
+            uses = [
+                lambda: region.address,
+                lambda: region.view(0, 1),
+                lambda: region.use("child"),
+                region.prepare,
+            ]
+            region.close()  # does nothing
+            return gone and region.closed and all(refuses(use) for use in uses)
+
+        in_child(child)
+        assert distinct(region) == [6]
+        if kind is Kind.NAMED:
+            Region.attach_named(region.record.ask.name).close()  # the child did not take the name
+
+
+@pytest.mark.parametrize("kind", HOST)
+def test_a_view_that_lives_in_a_forked_child_reads_zeros(of, kind):
+    with Region.open(of(kind, PAGE)) as region:
+        region.prepare()
+        fill(region, 6)
+        with region.view(0, PAGE) as view:
+            in_child(lambda: view.tobytes() == bytes(PAGE))
+            assert view.tobytes() == b"\6" * PAGE
+
+
+def test_a_forked_child_may_open_regions_of_its_own():
+    def child():
+        with Region.open(Ask(PAGE)) as mine:
+            mine.prepare()
+            fill(mine, 2)
+            return distinct(mine) == [2]
+
+    with Region.open(Ask(PAGE)):
+        in_child(child)
+
+
+def test_a_child_that_was_forked_during_a_preparation_is_refused_and_does_not_hang():
+    """A lock that a thread of the parent had is never released in the child."""
+    with Region.open(Ask(PAGE)) as region:
+        inside, over = threading.Event(), threading.Event()
+
+        def ready(_):
+            inside.set()
+            assert over.wait(60)
+
+        thread = threading.Thread(target=region.prepare, args=(ready,))
+        thread.start()
+        assert inside.wait(60)
+        try:
+            in_child(lambda: refuses(region.prepare))
+        finally:
+            over.set()
+            thread.join()
+
+
+def test_m35_an_exit_with_open_regions_and_views_says_nothing(run_python, tmp_path):
+    ran = run_python(
+        """
+        import sys
+        import numpy as np
+        from stepwell.memory.ask import Ask, Kind
+        from stepwell.memory.region import Region
+        from stepwell.testing.gpu import FakeGpu
+
+        regions = [Region.open(Ask(4096)), Region.open(Ask(4096, Kind.SHARED))]
+        regions.append(Region.open(Ask(4096, Kind.FILE, folder=sys.argv[1])))
+        regions.append(Region.open(Ask(4096, pinned=True), gpu=FakeGpu()))
+        for region in regions:
+            region.prepare()
+        cycle = [regions]
+        cycle.append(cycle)
+        view = regions[0].view(0, 8)
+        array = np.frombuffer(view.__enter__(), np.uint8)
+        """,
+        tmp_path,
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("descriptor", [-1, 10**9, "3", None])
+def test_attaching_to_what_is_no_descriptor_is_refused(descriptor):
+    with pytest.raises(RefusedError, match="is no shared memory"):
+        Region.attach(descriptor)
+
+
+def test_a_preparation_inside_of_itself_is_refused_instead_of_waiting():
+    def ready(_):
+        region.prepare()
+
+    with Region.open(Ask(PAGE)) as region:
+        with pytest.raises(MisuseError, match="inside of its preparation"):
+            region.prepare(ready)
+        assert region.prepare().ready_bytes == PAGE

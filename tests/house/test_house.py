@@ -138,6 +138,19 @@ def test_pool_is_a_word_for_page_pools_only() -> None:
     assert not found
 
 
+def test_raw_addresses_stay_where_memory_is_copied() -> None:
+    """Everybody else has frames, buffers and views, which are checked when they are used."""
+    homes = {"memory", "adapters", "move", "testing"}
+    found = [
+        f"{relative(path)}:{node.lineno}"
+        for path, tree in trees()
+        if relative(path).split("/")[0] not in homes
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr in ("address", "addresses")
+    ]
+    assert not found
+
+
 def test_nothing_is_left_unfinished() -> None:
     marks = re.compile(r"\b(TODO|FIXME|XXX|HACK|NotImplementedError)\b")
     found = [relative(path) for path in SOURCES if marks.search(path.read_text(encoding="utf-8"))]

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from benchmarks.measure import Candidate, interleaved
 from benchmarks.rows import Row
 from benchmarks.world import World
-from stepwell.memory.arena import Arena, Short
+from stepwell.memory.arena import Arena
 from stepwell.memory.ask import Ask
-from stepwell.memory.lease import Lease
+from stepwell.memory.lease import Lease, Short
 from stepwell.memory.region import Region
 
 _SIZES = {1_000: "1k", 10_000: "10k", 100_000: "100k", 1_000_000: "1m"}

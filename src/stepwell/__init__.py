@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from stepwell.core.part import Part, Shard
     from stepwell.core.reasons import Reason
     from stepwell.engine.engine import Engine
-    from stepwell.memory.arena import Arena, Short
+    from stepwell.memory.arena import Arena
     from stepwell.memory.ask import Ask, Kind, Trait
+    from stepwell.memory.lease import Short
     from stepwell.memory.region import Region
 
 __version__ = "0.1.0"
@@ -46,7 +47,7 @@ _HOMES = {
     "Reason": "stepwell.core.reasons",
     "Engine": "stepwell.engine.engine",
     "Arena": "stepwell.memory.arena",
-    "Short": "stepwell.memory.arena",
+    "Short": "stepwell.memory.lease",
     "Ask": "stepwell.memory.ask",
     "Kind": "stepwell.memory.ask",
     "Trait": "stepwell.memory.ask",

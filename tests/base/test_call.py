@@ -63,15 +63,28 @@ def test_a_torn_call_is_looked_over_once(error):
     assert looked == [1]
 
 
-def test_an_interrupted_look_leaves_the_books_unknown():
+def test_an_interrupted_look_is_done_again_by_the_next_call():
+    outcomes = [Interrupted, InvariantError(["a frame is free and in use"])]
+
     def look():
-        raise Interrupted
+        raise outcomes.pop(0)
 
     call = Call("thing", look)
     with pytest.raises(Interrupted), call.alone(), call:
         raise MemoryError
-    with pytest.raises(InvariantError, match="looking it over was interrupted"):
-        use(call)
+    for _ in range(2):
+        with pytest.raises(InvariantError, match="a frame is free and in use"):
+            use(call)
+    assert outcomes == []
+
+
+def test_an_error_of_ours_that_comes_from_a_signal_handler_is_looked_over_too():
+    """It may strike in the middle of a change; whose it was cannot be told."""
+    looked = []
+    call = Call("thing", lambda: looked.append(1))
+    with pytest.raises(MisuseError), call.alone(), call:
+        use(call)  # as a handler does
+    assert looked == [1]
 
 
 def test_a_call_inside_of_a_call_is_refused_and_the_outer_one_goes_on():

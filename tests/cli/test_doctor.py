@@ -227,3 +227,19 @@ def test_with_a_device_pinned_is_registered_and_device_memory_is_a_row(capsys, m
     _, out, _ = ask(capsys)
     assert re.search(r"^pinned +1\.0 MiB.*registered with the GPU runtime$", out, re.MULTILINE)
     assert re.search(r"^device +1\.0 MiB, in pages of 64\.0 KiB$", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--set", "cache_dir=~nosuchuser"], "no folder for a file region"),
+        (["--size", "9" * 5000], "too long for an amount of bytes"),
+        (["--set", "memory.device_nodes=cuda:0=" + "9" * 5000], "device_nodes has"),
+        (["--set", "memory.device_nodes=cuda:0=\u0663"], "device_nodes has"),
+    ],
+)
+def test_hostile_arguments_are_one_line_and_code_two(capsys, arguments, said):
+    assert main(["doctor", *arguments]) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("\n") == 1

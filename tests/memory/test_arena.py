@@ -6,11 +6,12 @@ import threading
 import numpy as np
 import pytest
 
-from stepwell.base.errors import InputError, InvariantError, MisuseError, RefusedError
+from stepwell.base.errors import InputError, InvariantError, MisuseError, RefusedError, StaleError
 from stepwell.base.threads import Health
 from stepwell.core.page import Status
 from stepwell.memory.arena import Arena, Short
 from stepwell.memory.ask import Ask
+from stepwell.memory.growth import Growth
 from stepwell.memory.lease import Lease
 from stepwell.memory.region import Region
 from stepwell.testing.gpu import FakeGpu
@@ -509,6 +510,7 @@ def doomed():
     arena, region = Arena(PAGE, 4, debug=True), Region.open(Ask(4 * PAGE))
     arena.add(region)
     yield arena
+    arena._ground.uses.clear()
     region._mapping.close()
 
 
@@ -688,3 +690,99 @@ def test_growth_of_a_region_that_is_ready_gives_its_frames_out(make_arena, make_
     growth = arena.grow(region, health)
     assert growth.wait(WAIT_S)
     assert counts(arena) == (2, 0, 0)
+
+
+def test_draining_twice_and_adding_again_frees_no_region_under_its_frames(
+    make_arena, make_region, monkeypatch
+):
+    arena, region = make_arena(0, count=4), make_region(4 * PAGE)
+    arena.grow(region, Health()).wait(WAIT_S)
+    stop = Growth.stop
+
+    def overtaken(growth):
+        stop(growth)
+        monkeypatch.setattr(Growth, "stop", stop)
+        assert arena.drain(region) == 0  # as another thread would
+        assert arena.add(region) == 4
+
+    monkeypatch.setattr(Growth, "stop", overtaken)
+    assert arena.drain(region) == 0
+    assert arena.regions == (region,)
+    assert counts(arena) == (4, 0, 0)
+    arena.check()
+
+
+def test_growth_that_dies_of_something_else_says_so(make_arena, make_region):
+    class Broken(FakeGpu):
+        def register(self, address, size_bytes):
+            raise ZeroDivisionError
+
+    arena, health = make_arena(0, count=2), Health()
+    region = make_region(2 * PAGE, gpu=Broken(), pinned=True)
+    growth = arena.grow(region, health)
+    with pytest.raises(RefusedError, match="growth ended after 0 of"):
+        growth.wait(WAIT_S)
+    assert isinstance(health.faults[0].error, ZeroDivisionError)
+    assert arena.drain(region) == 0
+
+
+def test_growth_that_was_stopped_before_it_began_never_begins(make_region):
+    growth = Growth(make_region(PAGE), lambda _: None, Health())
+    growth.stop()
+    growth.begin()
+    assert growth.done
+    assert growth.wait(0)
+
+
+def test_an_arena_that_is_lost_lets_its_regions_be_closed_and_is_reported(make_region):
+    region = make_region(PAGE)
+    arena = Arena(PAGE, 1, name="forgotten")
+    arena.add(region)
+    with pytest.raises(MisuseError, match="arena forgotten"):
+        region.close()
+    del arena
+    gc.collect()
+    region.close()
+    with pytest.warns(ResourceWarning, match="the arena forgotten, made at .* was lost"):
+        make_region(PAGE)
+
+
+def test_the_frames_of_a_region_are_told_to_whoever_drains_it(make_arena, make_region):
+    arena = make_arena(2, count=4)
+    region = make_region(2 * PAGE)
+    arena.add(region)
+    assert arena.frames_in(region).tolist() == [2, 3]
+    assert arena.free == 4
+    with arena.reserve(3, "one") as lease:
+        used = set(lease.frames.tolist()) & {2, 3}
+        assert arena.drain(region) == len(used)
+        assert arena.frames_in(region).tolist() == [2, 3]
+        assert arena.free == len({0, 1} - set(lease.frames.tolist()))
+    with pytest.raises(MisuseError, match="not part of this arena"):
+        arena.frames_in(region)
+
+
+def test_a_record_that_comes_back_is_of_this_life_of_the_frame_or_stale(make_arena):
+    arena = make_arena(1)
+    with arena.reserve(1, "one") as lease:
+        plain = lease.buffer().plain()
+        arena.require_current(plain)
+    with pytest.raises(StaleError, match="in life 1 was returned"):
+        arena.require_current(plain)
+    with arena.reserve(1, "two"), pytest.raises(StaleError):
+        arena.require_current(plain)
+
+
+def test_growth_without_a_thread_is_refused_and_leaves_the_region(
+    make_arena, make_region, monkeypatch
+):
+    def none(self):
+        raise RuntimeError("can't start new thread")
+
+    arena, region = make_arena(0, count=2), make_region(2 * PAGE)
+    monkeypatch.setattr(Growth, "begin", none)
+    with pytest.raises(RefusedError, match="no thread can be started"):
+        arena.grow(region, Health())
+    assert arena.regions == ()
+    monkeypatch.undo()
+    assert arena.add(region) == 2

@@ -357,9 +357,13 @@ class ArenaMachine(RuleBasedStateMachine):
     def leave(self, data: st.DataObject) -> None:
         look = self.open.pop(self.some(data, self.open, "view"))
         assert set(look.memory) == {self.marks[look.frame]}
-        look.view.__exit__(None, None, None)
+        self.over(look)
         FIRED["leave"] += 1
         FIRED["leave a returned frame"] += look.frame not in look.owner.frames
+
+    def over(self, look: Look) -> None:
+        look.memory = None  # an attribute may be a tensor's: only names of functions are harmless
+        look.view.__exit__(None, None, None)
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), part=st.booleans())
@@ -460,7 +464,7 @@ class ArenaMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for look in self.open.values():
-            look.view.__exit__(None, None, None)
+            self.over(look)
         self.open.clear()
         self.leaked.clear()
         del self.past[:]

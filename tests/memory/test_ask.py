@@ -156,3 +156,19 @@ def test_pinned_is_all_of_it_or_not_at_all(locked, registered_bytes, pinned):
     )
     assert record.pinned is pinned
     assert record.plain()["pinned"] is pinned
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"pinned": 1.5},
+        {"huge": "x"},
+        {"may_lack": None},
+        {"may_lack": {"huge"}},
+        {"kind": Kind.FILE, "folder": "a\0b"},
+        {"kind": Kind.FILE, "folder": b"/tmp"},
+    ],
+)
+def test_values_of_the_wrong_kind_are_refused_by_name(more):
+    with pytest.raises(InputError, match=next(iter(set(more) - {"kind"}))):
+        Ask(4096, **more)

@@ -17,8 +17,10 @@ import pytest
 import stepwell.memory
 from stepwell.base.errors import InputError, LateError, MisuseError, StaleError
 from stepwell.base.threads import Health
+from stepwell.memory import registry
 from stepwell.memory.arena import Arena, Short
-from stepwell.memory.ask import Kind
+from stepwell.memory.ask import Ask, Kind
+from stepwell.memory.region import Region
 from stepwell.testing.clock import FakeClock
 from stepwell.testing.gpu import FakeGpu
 
@@ -265,6 +267,7 @@ LAST = """
     from stepwell.memory.arena import Arena
     from stepwell.memory.ask import Ask
     from stepwell.memory.region import Region
+    from stepwell.memory.users import Users
 
     class Holder:
         def __init__(self, lease):
@@ -272,20 +275,20 @@ LAST = """
         def __del__(self):
             self.lease.release()
 
-    class Collected(str):
-        def __hash__(self):
-            gc.collect()
-            return super().__hash__()
+    settle = Users._settle
 
+    def collecting(users):
+        gc.collect()
+        settle(users)
+
+    Users._settle = collecting
     faulthandler.dump_traceback_later(30, exit=True)
     region, arena = Region.open(Ask(4096)), Arena(4096, 1)
     arena.add(region)
     holder = Holder(arena.reserve(1, "one"))
     assert arena.drain(region) == 1
     del holder
-    who = Collected("somebody")
-    region.use(who)
-    region.end_use(who)
+    region.end_use(region.use("somebody"))
     assert arena.regions == ()
     region.close()
 """
@@ -665,8 +668,7 @@ def test_m39_whoever_is_called_may_call(make_arena, make_region):
                 self.called += 1
                 self.arena.check()
                 self.arena.stats()
-                self.region.use("a callback")
-                self.region.end_use("a callback")
+                self.region.end_use(self.region.use("a callback"))
 
         def register(self, address, size_bytes):
             self.call()
@@ -688,7 +690,7 @@ def test_m39_whoever_is_called_may_call(make_arena, make_region):
         assert foreign.called == 6
         foreign.arena = None
         plain = make_region(2 * PAGE)
-        plain.prepare(lambda _: (arena.check(), plain.use("me"), plain.end_use("me")))
+        plain.prepare(lambda _: (arena.check(), plain.end_use(plain.use("me"))))
 
     in_time(run)
 
@@ -865,7 +867,7 @@ def test_a_forked_child_waits_for_no_lock_of_its_parents_threads(make_arena, mak
     held, release = threading.Event(), threading.Event()
 
     def hold():
-        with arena._call, region._lock, region._preparing:
+        with arena._call.alone(), region._call.alone(), region._preparing:
             held.set()
             assert release.wait(60)
 
@@ -955,3 +957,118 @@ def test_a_forked_child_may_have_an_arena_of_its_own(make_arena, forked):
     assert forked(child) == [True, True]
     lease.release()
     assert counts(arena) == (2, 0, 0)
+
+
+def test_m39_a_finalizer_in_a_call_of_a_region_waits_for_no_thread_that_waits_for_it(run_python):
+    """One thread closes a region and collects, another returns the last frame of it: neither may hang."""
+    done = run_python("""
+        import faulthandler, gc, threading
+        from stepwell.base.errors import MisuseError
+        from stepwell.memory.arena import Arena
+        from stepwell.memory.ask import Ask
+        from stepwell.memory.region import Region
+        from stepwell.memory.users import Users
+
+        faulthandler.dump_traceback_later(30, exit=True)
+        gc.disable()
+        first, second, arena = Region.open(Ask(4096)), Region.open(Ask(4096)), Arena(4096, 2)
+        arena.add(first)
+        last = arena.reserve(1, "last of first")
+        arena.drain(first)
+        arena.add(second)
+
+        class Holder:
+            def __init__(self, lease):
+                self.lease, self.me = lease, self
+            def __del__(self):
+                self.lease.release()
+
+        Holder(arena.reserve(1, "in second"))
+        closing, returned = threading.Event(), threading.Event()
+        names = Users.names
+
+        def collecting(users):
+            closing.set()
+            returned.wait(10)
+            gc.collect()
+            return names(users)
+
+        Users.names = collecting
+
+        def close():
+            try:
+                first.close()
+            except MisuseError:
+                pass
+
+        def give_back():
+            closing.wait()
+            with arena._call.alone(), arena._call:
+                returned.set()
+                arena._take(last, None, "here")
+
+        threads = [threading.Thread(target=one) for one in (close, give_back)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        first.close()
+        arena.close()
+        second.close()
+    """)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_m10_memory_stays_mapped_under_a_transfer_that_everybody_lost(make_region):
+    """Arena, region, lease and pin are gone; whether the transfer has ended, nobody knows."""
+    arena, region = Arena(PAGE, 1), Region.open(Ask(PAGE))
+    arena.add(region)
+    lease = arena.reserve(1, "one")
+    pin = lease.pin("save")
+    number, mapping, place = pin.number, region._mapping, pin.books.place
+    del arena, region, lease, pin
+    gc.collect()
+    make_region(PAGE)
+    assert mapping.mapped
+    held = [
+        one for pin, one in registry._held.items() if pin.number == number and pin.place == place
+    ]
+    assert len(held) == 1
+    with pytest.warns(ResourceWarning, match="was lost"):
+        held[0].stats()
+    held[0].end_pin(number)
+    held[0].close()
+    held.clear()
+    gc.collect()
+    with pytest.warns(ResourceWarning, match="a region was lost"):
+        make_region(PAGE)
+    assert not mapping.mapped
+
+
+def test_m04_a_finalizer_that_was_slower_than_the_collector_is_not_blamed(make_arena):
+    """Another thread's call found the lease lost before its holder's finalizer released it."""
+    arena = make_arena(2)
+    lease = arena.reserve(2, "one")
+    arena._books.lost.append(lease.books)
+    with pytest.warns(ResourceWarning, match="'one' was lost"):
+        assert arena.stats().free == 2
+    lease.release()
+    with pytest.raises(StaleError, match="the collector"):
+        lease.release()
+    assert arena.stats().free == 2
+
+
+def test_a_forked_child_is_told_that_numbers_and_frames_are_its_parents(make_arena, forked):
+    arena = make_arena(2)
+    region = arena.regions[0]
+
+    def child():
+        told = []
+        for call in (arena.number, arena.frames_in):
+            try:
+                call(region)
+            except MisuseError as error:
+                told.append("belongs to the parent" in str(error))
+        return told
+
+    assert forked(child) == [True, True]

@@ -70,14 +70,6 @@ def test_a_pin_is_a_block(arena):
         pin.end()
 
 
-def test_a_pin_of_no_frames_touches_none(arena):
-    with arena.reserve(1, "one") as lease:
-        pin = lease.pin("save", [])
-        assert pin.books.frames.tolist() == []
-    assert counts(arena) == (4, 0, 0)
-    pin.end()
-
-
 def test_a_pin_ends_once(arena):
     with arena.reserve(1, "one") as lease:
         one, two = lease.pin("save"), lease.pin("load")
@@ -281,3 +273,50 @@ def test_frames_of_a_pin_are_the_ones_that_were_given(arena):
         assert counts(arena) == (0, 3, 1)
         pin.end()
         assert counts(arena) == (1, 3, 0)
+
+
+def test_a_pin_on_a_lease_that_was_released_protects_nothing_and_is_refused(arena):
+    lease = arena.reserve(1, "one")
+    lease.release()
+    for call in (lambda: lease.pin("save"), lambda: arena.addresses(lease), lease.renew):
+        with pytest.raises(StaleError, match="'one' has no frames any more: returned at"):
+            call()
+    assert arena.stats().pins == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "frames", "within_s", "limit"),
+    [
+        (7, None, None, "text"),
+        ("save", [], None, "1 or more"),
+        ("save", None, "3", "0 or more, or None"),
+        ("save", None, float("nan"), "0 or more, or None"),
+        ("save", None, -1, "0 or more, or None"),
+        ("save", None, True, "0 or more, or None"),
+    ],
+)
+def test_what_is_no_pin_is_refused(arena, name, frames, within_s, limit):
+    with arena.reserve(1, "one") as lease, pytest.raises(InputError, match=limit):
+        lease.pin(name, frames, within_s=within_s)
+
+
+def test_frames_that_went_out_of_use_are_good_again_when_nothing_touches_them(arena, clock):
+    """A ledger that counts frames itself cannot take others instead."""
+    lease = arena.reserve(3, "ledger")
+    frames = lease.frames.tolist()
+    pin = lease.pin("load", frames[:1], within_s=1)
+    clock.advance_s(2)
+    assert arena.overdue() == (pin.books,)
+    with pytest.raises(LateError, match="still touched"):
+        lease.renew()
+    assert lease.late == ("load",)
+    pin.end()
+    with pytest.raises(LateError):
+        lease.buffer().plain()
+    lease.renew(frames[:1])
+    assert lease.late == ()
+    assert lease.frames.tolist() == frames
+    with lease.buffer().view() as memory:
+        memory[0] = 1
+    arena.check()
+    lease.release()

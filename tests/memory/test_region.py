@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import fcntl
 import gc
 import mmap
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 
 from stepwell.base.errors import InputError, MisuseError, RefusedError
-from stepwell.memory import registry
+from stepwell.memory import registry, system
 from stepwell.memory.ask import Ask, Kind, Trait
 from stepwell.memory.gpu import nearest_node, read_nodes
 from stepwell.memory.machine import read_machine
@@ -338,20 +340,19 @@ def test_a_view_taken_before_the_close_cannot_begin_after_it():
 
 def test_m32_a_region_in_use_does_not_close_and_names_its_users():
     region = Region.open(Ask(PAGE))
-    region.use("arena one")
-    region.use("arena two")
-    region.use("arena two")
+    one, two, again = (region.use(who) for who in ("arena one", "arena two", "arena two"))
     with region.view(0, 8, readonly=False) as view:
         with pytest.raises(MisuseError) as caught:
             region.close()
         for part in ("arena one", "arena two", f"a view taken at {__file__}"):
             assert part in str(caught.value)
         view[0] = 5  # and the bytes are still there
-    region.end_use("arena one")
-    region.end_use("arena two")
+    region.end_use(one)
+    region.end_use(two)
+    region.end_use(two)
     with pytest.raises(MisuseError, match="used by arena two;"):
         region.close()
-    region.end_use("arena two")
+    region.end_use(again)
     assert distinct(region) == [0, 5]
     region.close()
 
@@ -368,14 +369,14 @@ def test_m32_an_array_that_outlives_its_view_keeps_the_region_open():
     region.close()
 
 
-def test_a_use_is_ended_by_whoever_began_it():
-    with Region.open(Ask(PAGE)) as region:
-        region.use("one")
-        with pytest.raises(MisuseError, match="two does not use"):
-            region.end_use("two")
-        region.end_use("one")
-        with pytest.raises(MisuseError, match="one does not use"):
-            region.end_use("one")
+def test_a_use_is_ended_by_whoever_has_it():
+    """By its own object, not by a name that anybody can guess."""
+    with Region.open(Ask(PAGE)) as region, Region.open(Ask(PAGE)) as other:
+        use = region.use("one")
+        region.end_use(other.use("one"))
+        with pytest.raises(MisuseError, match="used by one;"):
+            region.close()
+        region.end_use(use)
 
 
 @pytest.mark.parametrize("kind", [Kind.SHARED, Kind.NAMED, Kind.FILE])
@@ -957,3 +958,112 @@ def test_a_preparation_inside_of_itself_is_refused_instead_of_waiting():
         with pytest.raises(MisuseError, match="inside of its preparation"):
             region.prepare(ready)
         assert region.prepare().ready_bytes == PAGE
+
+
+def test_a_kernel_that_cannot_touch_without_writing_leaves_the_bytes_of_others(monkeypatch):
+    """Writing back what was read would undo what another process wrote in between."""
+    with Region.open(Ask(PAGE, Kind.SHARED)) as owner:
+        fill(owner, 7)
+        libc = system._libc()
+
+        class Old:
+            def __getattr__(self, name):
+                return getattr(libc, name)
+
+            def madvise(self, *_):
+                ctypes.set_errno(errno.EINVAL)
+                return -1
+
+        monkeypatch.setattr(system, "_libc", Old)
+        system.populate(owner.address, PAGE, fresh=False)
+        assert distinct(owner) == [7]
+        system.populate(owner.address, PAGE, fresh=True)
+        assert distinct(owner) == [0, 7]
+
+
+def test_a_failed_unregistration_is_reported_and_spoils_nobody_elses_open(gpu, monkeypatch):
+    region = Region.open(Ask(PAGE, pinned=True), gpu=gpu)
+    region.prepare()
+
+    def refuse(_):
+        raise OSError(22, "not registered")
+
+    monkeypatch.setattr(gpu, "unregister", refuse)
+    mapping = region._mapping
+    del region
+    gc.collect()
+    with pytest.warns(ResourceWarning) as told, Region.open(Ask(PAGE)):
+        pass
+    assert "a region was lost" in str(told[0].message)
+    assert "it stays mapped: [Errno 22] not registered" in str(told[0].message)
+    assert mapping.mapped
+    monkeypatch.undo()
+    mapping.close()
+
+
+def test_a_region_that_a_finalizer_brings_back_to_life_keeps_its_memory_while_it_is_used():
+    """The collector clears weak references before it calls finalizers: lost does not mean dead."""
+    seen = []
+
+    class Holder:
+        def __del__(self):
+            with self.region.view(0, PAGE) as view:
+                with pytest.warns(ResourceWarning, match="stays mapped: a view taken at"):
+                    seen.append(Region.open(Ask(PAGE)))
+                seen.append(bytes(view[:4]))
+
+    holder = Holder()
+    holder.region = Region.open(Ask(PAGE))
+    holder.me = holder
+    mapping = holder.region._mapping
+    del holder
+    gc.collect()
+    assert seen[1] == bytes(4)
+    assert mapping.mapped
+    seen[0].close()
+    mapping.close()
+
+
+def test_a_signal_handler_cannot_close_a_region_inside_of_its_calls(monkeypatch):
+    region = Region.open(Ask(PAGE))
+    begin = region._users.begin_view
+    refused = []
+
+    def interrupted(books):
+        try:
+            region.close()  # as a handler does
+        except MisuseError as error:
+            refused.append(str(error))
+        begin(books)
+
+    monkeypatch.setattr(region._users, "begin_view", interrupted)
+    with region.view(0, 4) as view:
+        assert bytes(view) == bytes(4)
+    assert "called from inside one of its own calls" in refused[0]
+    monkeypatch.undo()
+    region.close()
+
+
+def test_threads_that_cannot_be_started_are_done_without(monkeypatch):
+    from stepwell.memory import prepare
+
+    started = []
+
+    def few(name, target, health):
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(name)
+        return start(name, target, health)
+
+    start = prepare.start
+    monkeypatch.setattr(prepare, "start", few)
+    monkeypatch.setattr(prepare.os, "cpu_count", lambda: 8)
+    with Region.open(Ask(STRIDE_BYTES)) as region:
+        before = resident()
+        region.prepare()
+        assert resident() - before > STRIDE_BYTES - MIB
+    assert len(started) == 1
+
+
+def resident():
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * PAGE

@@ -1,9 +1,11 @@
 """Views: bytes inside of a block, and nobody has the frame before the last use of them has ended."""
 
+import contextlib
 import gc
 import io
 import sys
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -95,7 +97,6 @@ USES = {
     "typed tensor": lambda memory: torch.frombuffer(memory, dtype=torch.bfloat16)[4:8],
     "readonly": lambda memory: memory.toreadonly(),
     "in a list": lambda memory: [[memory[1:]]],
-    "the name itself": lambda memory: memory,
 }
 
 
@@ -153,6 +154,68 @@ def test_a_frame_whose_view_was_used_too_long_is_good_again_in_the_next_lease(ar
         for index in range(3):
             with lease.buffer(index).view():
                 pass
+
+
+def test_another_name_for_the_view_is_of_no_use_after_the_block(arena):
+    with arena.reserve(1, "one") as lease:
+        with lease.buffer().view() as memory:
+            other = memory
+        with pytest.raises(ValueError, match="released"):
+            other[0] = 1
+    assert counts(arena) == (3, 0, 0)
+
+
+def stacked(view):
+    with contextlib.ExitStack() as stack:
+        return torch.frombuffer(stack.enter_context(view), dtype=torch.uint8)
+
+
+def unnamed(view):
+    with view as memory:
+        tensor = torch.frombuffer(memory, dtype=torch.uint8)
+        del memory
+    return tensor
+
+
+def stored(view):
+    with view as memory:
+        return [memory]
+
+
+@pytest.mark.parametrize("use", [stacked, unnamed, stored])
+def test_a_tensor_is_found_whatever_the_view_is_called(arena, use):
+    """A tensor keeps the memoryview as a name does; only names are harmless."""
+    lease = arena.reserve(1, "one")
+    with pytest.raises(MisuseError, match="after its block"):
+        use(lease.buffer().view())
+    gc.collect()
+    lease.release()
+    assert counts(arena) == (3, 0, 0)
+
+
+def test_a_view_on_a_stack_ends_with_it(arena):
+    with arena.reserve(1, "one") as lease:
+        with contextlib.ExitStack() as stack:
+            memory = stack.enter_context(lease.buffer().view())
+            memory[0] = 1
+        with pytest.raises(ValueError, match="released"):
+            memory[0] = 1
+    assert counts(arena) == (3, 0, 0)
+
+
+def test_looking_for_names_keeps_nothing_alive_and_empties_nobodys_locals(arena):
+    with arena.reserve(1, "one") as lease:
+        mine = locals()
+        with lease.buffer().view() as memory:
+            memory[0] = 1
+        assert mine["lease"] is lease
+        large = np.zeros(9)
+        gone = weakref.ref(large)
+        with lease.buffer().view() as memory:
+            memory[0] = 1
+        mine.clear()
+        del large
+        assert gone() is None
 
 
 def test_an_exception_ends_the_block_and_passes(arena):
@@ -419,8 +482,12 @@ def test_an_array_that_outlives_everything_still_has_its_memory(make_region):
     del kept
     gc.collect()
     assert sys.getrefcount(region_books) < owners
-    with pytest.warns(ResourceWarning, match="a region was lost"):
+    with pytest.warns(ResourceWarning) as told:
         make_region(PAGE)
+    assert [str(one.message).partition(",")[0] for one in told] == [
+        "the arena arena",
+        "a region was lost",
+    ]
     assert not region_books.mapped
 
 

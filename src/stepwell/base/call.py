@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
-from stepwell.base.errors import InvariantError, MisuseError, StepwellError
+from stepwell.base.errors import InvariantError, MisuseError
 
 
 class Call:
@@ -20,10 +20,10 @@ class Call:
     Two contexts, because Ctrl-C can strike at the first instruction of any Python function, an `__exit__` too: the
     lock is the interpreter's own, which is taken and given back between instructions.
 
-    A call that something foreign tears (no memory, Ctrl-C) is looked over afterwards. Our own errors are
-    raised before anything changes. After any other exception every invariant is checked: if one is broken,
-    all later calls raise instead of working with broken books. A call from inside a call (a finalizer, a
-    signal handler) raises, since it would wait for itself.
+    A call that an exception leaves is looked over: our own errors are raised before anything changes, but a signal
+    handler may raise them in the middle. If an invariant is broken, all later calls raise instead of working
+    with broken books. A call from inside a call (a finalizer, a signal handler) raises, since it would wait
+    for itself.
 
     Args:
         what: the object, for messages.
@@ -36,6 +36,7 @@ class Call:
         # Re-entrant only because such a lock knows its owner in the same instant in which it is taken.
         self._lock: Any = threading.RLock()
         self._torn: InvariantError | None = None
+        self._open = False
 
     @property
     def inside(self) -> bool:
@@ -57,15 +58,24 @@ class Call:
         return lock
 
     def __enter__(self) -> None:
+        if self._open:  # the end of the last call was interrupted before it looked
+            self._look("an interrupt at its end")
+            self._open = False
         if self._torn is not None:
-            raise self._torn
+            raise InvariantError(
+                self._torn.findings
+            )  # a new one: each keeps the trace of its raise
+        self._open = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        if error is None or isinstance(error, StepwellError):
-            return
-        story = f"an earlier call was torn by {type(error).__name__}"
+        if error is not None:
+            self._look(type(error).__name__)
+        self._open = False
+
+    def _look(self, why: str) -> None:
+        story = f"an earlier call was torn by {why}"
         self._torn = InvariantError([story, "and looking it over was interrupted"])
         try:
             self._check()

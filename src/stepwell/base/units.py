@@ -35,6 +35,10 @@ def parse_bytes(text: str | int) -> int:
         if text < 0:
             raise InputError(f"capacity is {text} bytes", limit="0 or more")
         return text
+    if len(str(text)) > 40:
+        raise InputError(
+            f"{str(text)[:40]}... is too long for an amount of bytes", limit="40 letters"
+        )
     found = _QUANTITY.fullmatch(str(text))
     factor = _SUFFIXES.get(found.group(2).lower()) if found else None
     if found is None or factor is None:

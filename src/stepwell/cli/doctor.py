@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepwell.base.errors import RefusedError
+from stepwell.base.errors import InputError, RefusedError
 from stepwell.base.units import format_bytes, parse_bytes
 from stepwell.cli import config
 from stepwell.cli.output import say
@@ -71,7 +71,7 @@ def run(parsed: argparse.Namespace) -> int:
     machine, gpu = read_machine(), find_gpu()
     nearest = _nearest(gpu, settings.memory.device_nodes)
     node = next(iter(machine.nodes), 0) if nearest is None else nearest
-    folder = str(Path(settings.cache_dir or tempfile.gettempdir()).expanduser())
+    folder = _folder(settings.cache_dir)
     probes = [_try(name, ask, gpu) for name, ask in _asks(size_bytes, node, folder)]
     if parsed.json:
         facts = _plain(machine, gpu, probes) | {"left_removed": left}
@@ -88,6 +88,17 @@ def run(parsed: argparse.Namespace) -> int:
         if probe.remedy:
             print(f"{'':14} remedy: {probe.remedy}")
     return 0
+
+
+def _folder(cache_dir: str) -> str:
+    """Where a file region is tried."""
+    try:
+        return str(Path(cache_dir or tempfile.gettempdir()).expanduser())
+    except (OSError, RuntimeError) as error:
+        raise InputError(
+            f"there is no folder for a file region: {error}",
+            remedy="give one: --set cache_dir=FOLDER",
+        ) from error
 
 
 def _nearest(gpu: Gpu | None, overrides: str) -> int | None:

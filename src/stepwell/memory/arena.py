@@ -10,13 +10,14 @@ import contextlib
 import warnings
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+import numpy as np
+
 from stepwell.base.call import Call
 from stepwell.base.clock import Clock, SystemClock
-from stepwell.base.errors import InputError, MisuseError
+from stepwell.base.errors import InputError, MisuseError, StaleError
 from stepwell.base.threads import Health
 from stepwell.core.frames import MAX_FRAMES, FrameIds
 from stepwell.core.lease import caller
@@ -27,24 +28,14 @@ from stepwell.memory.buffer import Buffer, PlainBuffer
 from stepwell.memory.custody import Custody
 from stepwell.memory.ground import Ground
 from stepwell.memory.growth import Growth
-from stepwell.memory.lease import Lease, LeaseBooks, Pin, PinBooks
+from stepwell.memory.lease import Lease, LeaseBooks, Pin, PinBooks, Short
 from stepwell.memory.places import Addresses, Places
 from stepwell.memory.region import Region
 from stepwell.memory.system import PAGE_BYTES
+from stepwell.memory.users import Use
 from stepwell.memory.view import View, ViewBooks
 
-
-@dataclass(frozen=True, slots=True)
-class Short:
-    """A reservation that got nothing.
-
-    Attributes:
-        by: frames that are missing.
-        count: the most frames that the arena can have; more will never be there.
-    """
-
-    by: int
-    count: int
+_NO_FRAMES: FrameIds = np.zeros(0, np.int32)
 
 
 class Arena:
@@ -97,6 +88,18 @@ class Arena:
         self._ground = Ground(name, self._places, self._custody, self._call)
         self._books = ArenaBooks(self._custody, self._places, self._ground, debug=debug)
         self._forks = registry.forks()
+        made = f"the arena {name}, made at {caller(1)}, was lost, not closed"
+        weakref.finalize(self, _abandon, self._ground.uses, made).atexit = False
+
+    @property
+    def count(self) -> int:
+        """The most frames."""
+        return self._places.count
+
+    @property
+    def free(self) -> int:
+        """How many frames can be reserved now, as far as this thread knows."""
+        return self._custody.frames.free
 
     @property
     def regions(self) -> tuple[Region, ...]:
@@ -109,8 +112,19 @@ class Arena:
         Raises:
             MisuseError: it is not part of the arena.
         """
+        registry.require_own(self._forks, f"the arena {self.name}")
         with self._call.alone(), self._call:
             return self._places.number(region)
+
+    def frames_in(self, region: Region) -> FrameIds:
+        """The frames of a region, free or used: what has to come back before it has drained.
+
+        Raises:
+            MisuseError: it is not part of the arena.
+        """
+        registry.require_own(self._forks, f"the arena {self.name}")
+        with self._call.alone(), self._call:
+            return self._places.of(region)
 
     def add(self, region: Region) -> int:
         """Prepares a region here and now, and gives its frames out as they become ready.
@@ -184,9 +198,30 @@ class Arena:
 
     def frames_of(self, lease: Lease) -> FrameIds:
         """See `Lease.frames`."""
-        registry.require_own(self._forks, f"the arena {self.name}")
+        self._require_mine(lease)
         with self._call.alone(), self._call:
             return self._custody.of(lease.books).copy()
+
+    def renew(self, lease: Lease, frames: object = None) -> None:
+        """See `Lease.renew`."""
+        self._tidy()
+        given = None if frames is None else self._custody.ids(frames)
+        with self._call.alone(), self._call:
+            ids = self._frames(lease, given)
+            self._custody.renew(ids)
+            if not self._custody.out_of_use(lease.books):
+                lease.books.late.clear()
+            self._check_if_debug()
+
+    def _frames(self, lease: Lease, given: FrameIds | None) -> FrameIds:
+        """Frames of a lease that somebody named, each once, or all of them; inside of a call."""
+        self._require_mine(lease)
+        if given is None:
+            self._custody.require_held(lease.books)
+            return self._custody.of(lease.books).copy()
+        self._custody.require(lease.books, given)
+        self._custody.require_distinct(given)
+        return given
 
     def give_back(self, lease: Lease, frames: object) -> None:
         """See `Lease.give_back`."""
@@ -221,30 +256,35 @@ class Arena:
         Args:
             lease: whose frames they are.
             frames: some of them; all by default.
+
+        Raises:
+            StaleError: a frame is not the lease's, or it has none any more.
         """
         self._require_mine(lease)
-        ids = self.frames_of(lease) if frames is None else self._custody.ids(frames)
+        given = None if frames is None else self._custody.ids(frames)
         with self._call.alone(), self._call:
-            self._custody.require(lease.books, ids)
-            return self._places.addresses(ids)
+            return self._places.addresses(self._frames(lease, given))
 
     def pin(
         self, lease: Lease, name: str, frames: object = None, within_s: float | None = None
     ) -> Pin:
         """See `Lease.pin`."""
-        if within_s is not None and not within_s >= 0:
+        if not isinstance(name, str):
+            raise InputError(f"the name of a transfer is a {type(name).__name__}", limit="text")
+        if within_s is not None and (type(within_s) not in (int, float) or not within_s >= 0):
             raise InputError(f"a deadline in {within_s!r} s", limit="0 or more, or None")
         self._tidy()
         deadline_s = None if within_s is None else self._clock.now_s() + within_s
-        ids = self.frames_of(lease) if frames is None else self._custody.ids(frames)
-        books = PinBooks(name, ids, lease.books, deadline_s, caller(2))
+        given = None if frames is None else self._custody.ids(frames)
+        if given is not None and not len(given):
+            raise InputError("a pin of no frames", limit="1 or more")
+        books = PinBooks(self, name, _NO_FRAMES, lease.books, deadline_s, caller(2))
         pin = Pin(self, books)
         lost = self._books.lost
         books.ref = weakref.ref(pin, lambda _: lost.append(books))
         with self._call.alone(), self._call:
-            self._require_mine(lease)
-            self._custody.require_usable(lease.books, ids)
-            self._custody.require_distinct(ids)
+            books.frames = self._frames(lease, given)
+            self._custody.require_usable(lease.books, books.frames)
             self._custody.pin(books)
             self._check_if_debug()
         return pin
@@ -296,11 +336,27 @@ class Arena:
         """See `Buffer.plain`."""
         self._require_mine(buffer.lease)
         with self._call.alone(), self._call:
-            self._custody.require(buffer.lease.books, one(buffer.frame))
+            self._custody.require_usable(buffer.lease.books, one(buffer.frame))
             region, offset = self._places.place(buffer.frame)
             generation = int(self._custody.frames.generation[buffer.frame])
             number = self._places.number(region)
             return PlainBuffer(number, offset, buffer.used_bytes, buffer.frame, generation)
+
+    def require_current(self, plain: PlainBuffer) -> None:
+        """Requires of a record that comes back from another process that the frame still has that life.
+
+        Raises:
+            StaleError: it was returned since, or its region is gone.
+        """
+        registry.require_own(self._forks, f"the arena {self.name}")
+        frames = self._custody.ids([plain.frame])
+        with self._call.alone(), self._call:
+            current = len(self._custody.used(frames)) == 1
+            if not current or self._custody.frames.generation[plain.frame] != plain.generation:
+                raise StaleError(
+                    f"frame {plain.frame} in life {plain.generation} was returned",
+                    remedy="ask its owner for a new record",
+                )
 
     def stats(self) -> ArenaStats:
         """Counts, at one moment; linear in the frames."""
@@ -370,4 +426,15 @@ class Arena:
         registry.require_own(self._forks, f"the arena {self.name}")
         self._ground.require_open()
         if lease.arena is not self:
-            raise MisuseError(f"the lease of {lease.owner!r} is not of the arena {self.name}")
+            raise MisuseError(
+                f"the lease of {lease.owner!r} is not of the arena {self.name}",
+                remedy="ask the arena that gave it",
+            )
+
+
+def _abandon(uses: dict[Region, Use], story: str) -> None:
+    """The arena is gone, and with it all leases, pins and views: its regions can be closed."""
+    if uses:
+        registry.report(story)
+    for region, use in uses.items():
+        region.end_use(use)

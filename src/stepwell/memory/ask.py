@@ -100,6 +100,10 @@ class Ask:
         """Refuses what cannot be meant."""
         if type(self.size_bytes) is not int or not 1 <= self.size_bytes <= MAX_BYTES:
             raise InputError(f"a region of {self.size_bytes!r} bytes", limit=f"1 to {MAX_BYTES}")
+        if type(self.pinned) is not bool or type(self.huge) is not bool:
+            raise InputError(
+                f"pinned is {self.pinned!r}, huge is {self.huge!r}", limit="True or False"
+            )
         if not isinstance(self.kind, Kind):
             raise InputError(f"the kind is {self.kind!r}", limit="a member of Kind")
         if self.node is not None and (type(self.node) is not int or not 0 <= self.node < 1024):
@@ -119,12 +123,16 @@ class Ask:
                 raise InputError(
                     f"a {self.kind} region that is {trait}", limit=f"{trait}: {', '.join(kinds)}"
                 )
-        if not all(isinstance(trait, Trait) for trait in self.may_lack):
+        if not isinstance(self.may_lack, frozenset | set) or not all(
+            isinstance(trait, Trait) for trait in self.may_lack
+        ):
             raise InputError(f"may_lack is {self.may_lack!r}", limit="a set of Trait")
 
     def _require_names(self) -> None:
         if not isinstance(self.name, str) or not isinstance(self.folder, str):
             raise InputError(f"name {self.name!r}, folder {self.folder!r}", limit="text")
+        if "\0" in self.folder:
+            raise InputError(f"the folder {self.folder!r}", limit="no NUL")
         if bool(self.name) != (self.kind is Kind.NAMED):
             raise InputError(f"a {self.kind} region with the name {self.name!r}", limit=_NAMED)
         letters = self.name.replace("-", "").replace("_", "").replace(".", "")

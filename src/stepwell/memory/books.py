@@ -83,6 +83,9 @@ class ArenaBooks:
 
     def take(self, books: LeaseBooks, frames: FrameIds | None, place: str) -> None:
         """Takes frames back from a lease, all that it has by default."""
+        if books.collected and frames is None:
+            books.collected = False
+            return  # the collector was faster than the finalizer that releases it
         if frames is None:
             # With none left, the error says where they went.
             frames = self.custody.of(books) if books.left else books.frames
@@ -147,18 +150,21 @@ class ArenaBooks:
             if self.later:
                 self._end_later(self.later.popleft())
             else:
-                self._take_lost(self.lost.popleft())
+                self._take_lost(self.lost[0])
+                self.lost.popleft()  # last: what an interrupt left undone is done by the next call
 
     def end_views(self) -> None:
         """Lets go of the frames of views that have ended."""
         while self.views_ended:
-            view = self.views_ended.popleft()
-            if self._views.pop(id(view), None) is None:
-                continue  # it never began
-            if self.custody.untouch_one(view.token.frame):
-                self._set_free(one(view.token.frame))
-            if not view.over:
-                self.reports.append(f"a view taken at {view.place} was lost inside of its block")
+            view = self.views_ended[0]
+            # Not if it never began, or an interrupt came after this line when it was looked at before.
+            if self._views.pop(id(view), None) is not None:
+                if self.custody.untouch_one(view.token.frame):
+                    self._set_free(one(view.token.frame))
+                if not view.over:
+                    text = f"a view taken at {view.place} was lost inside of its block"
+                    self.reports.append(text)
+            self.views_ended.popleft()
 
     def _end_later(self, action: Callable[[], object]) -> None:
         try:
@@ -174,6 +180,7 @@ class ArenaBooks:
             return
         self._leases_lost += 1
         self.take(books, None, "the collector")
+        books.collected = True
         self.reports.append(
             f"the lease of {books.owner!r} was lost, not released; it was taken at {books.place}"
         )

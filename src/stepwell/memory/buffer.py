@@ -25,7 +25,8 @@ class PlainBuffer:
         offset: of its first byte in the region.
         used_bytes: of it.
         frame: its number.
-        generation: how often the frame was freed before: another life has another one.
+        generation: how often the frame was freed before: another life has another one, see
+            `Arena.require_current`.
     """
 
     region: int
@@ -52,6 +53,8 @@ class Buffer:
         most = lease.arena.frame_bytes
         if type(used_bytes) is not int or not 1 <= used_bytes <= most:
             raise InputError(f"{used_bytes!r} bytes of a frame", limit=f"1 to {most}")
+        if type(frame) is not int or not 0 <= frame < lease.arena.count:
+            raise InputError(f"frame {frame!r}", limit=f"0 to {lease.arena.count - 1}")
         self.lease = lease
         self.frame = frame
         self.used_bytes = used_bytes
@@ -83,5 +86,6 @@ class Buffer:
 
         Raises:
             StaleError: the frame is not the lease's any more.
+            LateError: a transfer of the frame is late.
         """
         return self.lease.arena.plain(self)

@@ -13,6 +13,7 @@ from stepwell.base.errors import InputError, LateError, MisuseError, StaleError
 from stepwell.core.check import Findings
 from stepwell.core.frames import FrameIds, Frames
 from stepwell.core.page import Status
+from stepwell.memory import registry
 from stepwell.memory.lease import LeaseBooks, PinBooks
 
 NOBODY = 0
@@ -92,7 +93,9 @@ class Custody:
 
     def require_distinct(self, frames: FrameIds) -> None:
         """Requires that somebody gave each frame once; raises `MisuseError`."""
-        self.frames.require(frames, Status.FREE)
+        self.frames.require(
+            frames, Status.FREE
+        )  # every frame of a lease may be freed, if it comes once
 
     def of(self, books: LeaseBooks) -> FrameIds:
         """The frames that a lease still has."""
@@ -120,6 +123,31 @@ class Custody:
         """Out of use until returned and touched by nothing."""
         filling: FrameIds = frames[self.frames.status[frames] == Status.FILLING]
         self.frames.move(filling, Status.QUARANTINED)
+
+    def renew(self, frames: FrameIds) -> None:
+        """Frames of one lease that are out of use, and touched by nothing, are good again."""
+        out: FrameIds = frames[self.frames.status.take(frames) == Status.QUARANTINED]
+        touched = self._touching.take(out) > 0
+        if np.count_nonzero(touched):
+            raise LateError(
+                f"frame {int(out[touched.argmax()])} is still touched",
+                limit="frames whose transfers and views have ended",
+                remedy="end them first",
+            )
+        self.frames.move(out, Status.FREE)
+        self.frames.take(out)
+
+    def out_of_use(self, books: LeaseBooks) -> bool:
+        """Whether any frame of a lease is."""
+        return bool((self.frames.status.take(self.of(books)) == Status.QUARANTINED).any())
+
+    def require_held(self, books: LeaseBooks) -> None:
+        """Requires a lease that has frames; raises `StaleError`."""
+        if not books.left:
+            raise StaleError(
+                f"the lease of {books.owner!r} has no frames any more: returned at {books.ended}",
+                remedy="reserve again",
+            )
 
     def require_usable(self, books: LeaseBooks, frames: FrameIds) -> None:
         """Requires frames of this lease about which nothing went wrong.
@@ -169,6 +197,8 @@ class Custody:
         """A transfer begins on frames that are usable."""
         pin.number = self._number()
         self.pins[pin.number] = pin
+        # Whoever loses arena and region while a transfer runs must not take the memory from under it.
+        registry.hold(pin, pin.arena)
         self.touch(pin.frames)
 
     def unpin(self, pin: PinBooks) -> FrameIds:
@@ -176,10 +206,11 @@ class Custody:
         pin.ended = True
         pin.ref = None
         del self.pins[pin.number]
+        registry.unhold(pin)
         return self.untouch(pin.frames)
 
     def spoil(self, pin: PinBooks) -> None:
-        """A transfer is late or lost: what it was to bring or to read is not to be relied upon."""
+        """A transfer is late or lost: what it was to bring, or has read, is not to be relied upon."""
         pin.lease.late.append(pin.name)
         self.quarantine(pin.frames)
 

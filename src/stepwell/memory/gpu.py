@@ -1,10 +1,11 @@
 """What memory needs of a GPU runtime: registering host memory, waiting, device memory, its memory node.
 
-The only module here that knows torch, imported when used. Neighbours: `region` and `prepare` call it.
+The only module here that knows torch, imported when used. Neighbours: `region` and `mapping` call it.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
@@ -84,12 +85,12 @@ class CudaGpu:
         with self._torch.cuda.device(self.device):
             code = self._runtime.cudaHostRegister(address, size_bytes, _PORTABLE_AND_MAPPED)
         if int(code) != 0:
-            raise OSError(int(code), f"cudaHostRegister of {size_bytes} bytes: {code}")
+            raise OSError(errno.ENOMEM, f"cudaHostRegister of {size_bytes} bytes: {code}")
 
     def unregister(self, address: int) -> None:
         code = self._runtime.cudaHostUnregister(address)
         if int(code) != 0:
-            raise OSError(int(code), f"cudaHostUnregister: {code}")
+            raise OSError(errno.EINVAL, f"cudaHostUnregister: {code}")
 
     def synchronise(self) -> None:
         self._torch.cuda.synchronize(self.device)
@@ -98,7 +99,7 @@ class CudaGpu:
         try:
             return self._torch.empty(size_bytes, dtype=self._torch.uint8, device=self.device)
         except self._torch.OutOfMemoryError as error:
-            raise OSError(12, str(error).partition("\n")[0]) from error
+            raise OSError(errno.ENOMEM, str(error).partition("\n")[0]) from error
 
 
 def find_gpu(device: str = "cuda:0") -> CudaGpu | None:
@@ -141,7 +142,8 @@ def read_nodes(text: str) -> dict[str, int]:
     nodes: dict[str, int] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         device, _, node = (side.strip() for side in part.partition("="))
-        if not device or not node.isdecimal() or device in nodes:
+        plain = node.isdecimal() and node.isascii() and len(node) < 5
+        if not device or not plain or device in nodes:
             raise InputError(
                 f"device_nodes has {part!r}", limit='one "device=node" for each, with commas'
             )

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import numpy as np
 
 from stepwell.base.call import Call
-from stepwell.base.errors import InputError, MisuseError
+from stepwell.base.errors import InputError, MisuseError, RefusedError
 from stepwell.base.threads import Health
 from stepwell.core.check import Findings
 from stepwell.core.frames import FrameIds
@@ -19,6 +19,7 @@ from stepwell.memory.custody import Custody
 from stepwell.memory.growth import Growth
 from stepwell.memory.places import Places
 from stepwell.memory.region import Region
+from stepwell.memory.users import Use
 
 
 class Ground:
@@ -41,6 +42,8 @@ class Ground:
         self._call = call
         self._growths: dict[Region, Growth] = {}
         self._draining: set[Region] = set()
+        self.uses: dict[Region, Use] = {}
+        """Of the regions that are here; ended by whoever finds the arena lost."""
         self._closed = False
 
     def add(self, region: Region) -> int:
@@ -57,8 +60,20 @@ class Ground:
         self._give_out(region, region.record.ready_bytes)
         growth = Growth(region, lambda ready_bytes: self._give_out(region, ready_bytes), health)
         with self._call.alone(), self._call:
+            self.require_open()
+            if region not in self.uses or region in self._draining:
+                raise MisuseError(
+                    "the region was drained before it could grow", remedy="add it again"
+                )
             self._growths[region] = growth
-            growth.begin()  # before anybody can drain the region, and stop a growth that has not begun
+        # Outside of the call: starting waits for the thread, whose first step may be a finalizer that waits for
+        # the call. Whoever drains or closes in between stops a growth that then never begins.
+        try:
+            growth.begin()
+        except RuntimeError as error:
+            self.drain(region)
+            remedy = "fewer threads, or add the region instead"
+            raise RefusedError(f"no thread can be started: {error}", remedy=remedy) from error
         return growth
 
     def _enter(self, region: Region) -> None:
@@ -67,17 +82,25 @@ class Ground:
                 f"a region of {region.size_bytes} bytes, in pieces of {region.piece_bytes}",
                 limit=f"room for one frame of {self.places.stride_bytes} bytes in a piece",
             )
-        with self._call.alone(), self._call:
+        if region in self.uses:
+            raise MisuseError(
+                "the region is part of this arena already",
+                limit="once",
+                remedy="drain it first, to add it again",
+            )
+        # The region's lock is never taken under the arena's: a finalizer inside of a region's call may
+        # return frames, which takes the arena's.
+        use = region.use(self._who, alone=True)
+        with ExitStack() as undo, self._call.alone(), self._call:
+            undo.callback(region.end_use, use)
             self.require_open()
             self.places.enter(region)
-            with ExitStack() as undo:
-                undo.callback(self.places.leave, region)
-                region.use(self._who, alone=True)
-                undo.pop_all()
+            self.uses[region] = use
+            undo.pop_all()
 
     def _give_out(self, region: Region, ready_bytes: int) -> None:
         with self._call.alone(), self._call:
-            if region in self.places.regions and region not in self._draining and not self._closed:
+            if region in self.uses and region not in self._draining and not self._closed:
                 frames = self.places.extend(region, ready_bytes)
                 self._custody.frames.move(frames, Status.FREE)
 
@@ -90,9 +113,10 @@ class Ground:
         if growth is not None:
             growth.stop()  # outside of the call, which its thread may be waiting for
         with self._call.alone(), self._call:
-            self._growths.pop(region, None)
-            if region not in self.places.regions:
-                return 0  # the last frame came back meanwhile
+            if region not in self._draining:
+                return 0  # the last frame came back meanwhile; the region may even be here again
+            if self._growths.get(region) is growth:
+                self._growths.pop(region, None)
             return self._let_go(region)
 
     def _withdraw(self, region: Region) -> None:
@@ -107,10 +131,13 @@ class Ground:
         """Ends a draining region if nothing of it is used; how many frames are."""
         used = len(self._custody.used(self.places.of(region)))
         if not used and region not in self._growths:
-            self.places.leave(region)
-            self._draining.discard(region)
-            region.end_use(self._who)
+            self._leave(region)
         return used
+
+    def _leave(self, region: Region) -> None:
+        self.places.leave(region)
+        self._draining.discard(region)
+        region.end_use(self.uses.pop(region))
 
     def keep(self, idle: FrameIds) -> FrameIds:
         """Takes frames of draining regions out of some that came back; the others."""
@@ -125,7 +152,7 @@ class Ground:
     def require_open(self) -> None:
         """Raises `MisuseError` once the arena is closed."""
         if self._closed:
-            raise MisuseError(f"the {self._who} is closed")
+            raise MisuseError(f"the {self._who} is closed", remedy="make another one")
 
     def end(self) -> None:
         """Nothing enters or is given out from now on."""
@@ -140,10 +167,8 @@ class Ground:
         """All regions leave; nothing of them is used."""
         for region in self.places.regions:
             self._withdraw(region)
-            self.places.leave(region)
-            region.end_use(self._who)
+            self._leave(region)
         self._growths.clear()
-        self._draining.clear()
 
     def check(self, findings: Findings) -> None:
         """Notes regions that drain without being here, and frames that are out of use for no reason."""

@@ -23,6 +23,19 @@ if TYPE_CHECKING:
     from stepwell.memory.arena import Arena
 
 
+@dataclass(frozen=True, slots=True)
+class Short:
+    """A reservation that got nothing.
+
+    Attributes:
+        by: frames that are missing.
+        count: the most frames that the arena can have; more will never be there.
+    """
+
+    by: int
+    count: int
+
+
 @dataclass(slots=True, eq=False)
 class LeaseBooks:
     """What the arena knows of one lease; outlives the `Lease` that a caller has.
@@ -34,9 +47,10 @@ class LeaseBooks:
             it has frames.
         frames: all that it got.
         left: how many of them were not returned.
-        late: names of its pins that missed their deadline.
+        late: names of its pins that missed their deadline, or were lost.
         ref: to the caller's object, to notice that it was lost.
         ended: file and line that returned the last frame.
+        collected: it was the collector that did.
     """
 
     owner: str | int
@@ -47,6 +61,7 @@ class LeaseBooks:
     late: list[str] = field(default_factory=list)
     ref: weakref.ref[Lease] | None = None
     ended: str = ""
+    collected: bool = False
 
 
 class Lease:
@@ -74,14 +89,14 @@ class Lease:
 
     @property
     def late(self) -> tuple[str, ...]:
-        """Names of pins that missed their deadline: not all bytes are what their owner takes them for."""
+        """Names of pins that missed their deadline, or were lost: not all bytes are what they were to be."""
         return tuple(self.books.late)
 
     def buffer(self, index: int = 0, used_bytes: int | None = None) -> Buffer:
         """The bytes of one frame.
 
         Args:
-            index: which of `frames`, counted as they were got.
+            index: which of the frames that it got, counted from 0; returned ones count too.
             used_bytes: of the frame, from its first byte on; all by default.
 
         Raises:
@@ -102,6 +117,7 @@ class Lease:
             within_s: seconds until the transfer counts as late; None: never.
 
         Raises:
+            InputError: there are no frames, the name is no text, or the time no number of seconds.
             StaleError: a frame is not this lease's any more.
             LateError: an earlier transfer of a frame is late.
         """
@@ -115,6 +131,20 @@ class Lease:
             MisuseError: a frame comes twice.
         """
         self.arena.give_back(self, frames)
+
+    def renew(self, frames: FrameIds | None = None) -> None:
+        """Makes frames good again that went out of use: what is in them is nothing, and will be written anew.
+
+        For owners that know frames by their number, and cannot take others instead.
+
+        Args:
+            frames: some of this lease's; all by default.
+
+        Raises:
+            StaleError: a frame is not this lease's any more.
+            LateError: a transfer or view of a frame has not ended.
+        """
+        self.arena.renew(self, frames)
 
     def release(self) -> None:
         """Returns all that is left.
@@ -141,6 +171,7 @@ class PinBooks:
     """What the arena knows of one pin; outlives the `Pin` that a caller has.
 
     Attributes:
+        arena: of the frames, which lives as long as the transfer.
         name: of the transfer.
         frames: that it protects.
         lease: whose they were when it began.
@@ -153,6 +184,7 @@ class PinBooks:
         ref: to the caller's object.
     """
 
+    arena: Arena
     name: str
     frames: FrameIds
     lease: LeaseBooks

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from stepwell.base.errors import InputError
+
 _CAP_IPC_LOCK = 14
 SHARED_FOLDER = "/dev/shm"  # noqa: S108
 
@@ -55,6 +57,8 @@ class Machine:
         Args:
             part: 0 to 1.
         """
+        if not isinstance(part, int | float) or not 0 <= part <= 1:
+            raise InputError(f"a share of {part!r}", limit="0 to 1")
         sizes = [size for size in (self.memory_bytes, self.cgroup_bytes) if size is not None]
         room = min(int(min(sizes, default=0) * part), self.available_bytes or 0)
         return max(0, room)
@@ -119,12 +123,12 @@ def _text(path: Path) -> str | None:
 
 def _number(path: Path) -> int | None:
     text = _text(path)
-    return int(text) if text is not None and text.isdecimal() else None
+    return int(text) if text is not None and text.isdecimal() and len(text) < 20 else None
 
 
 def _fields(path: Path, factor: int) -> dict[str, int]:
     """Lines such as `MemTotal:  24 kB`, in bytes."""
-    found = re.findall(r"^([\w()]+):\s+(\d+) kB$", _text(path) or "", re.MULTILINE)
+    found = re.findall(r"^([\w()]+):\s+(\d{1,19}) kB$", _text(path) or "", re.MULTILINE)
     return {name: int(value) * factor for name, value in found}
 
 
@@ -166,8 +170,9 @@ def _nodes(root: Path) -> tuple[int, ...]:
     nodes: list[int] = []
     for part in (_text(root / "sys/devices/system/node/has_memory") or "").split(","):
         first, _, last = part.partition("-")
-        if first.isdecimal():
-            nodes += range(int(first), int(last if last.isdecimal() else first) + 1)
+        ends = [end for end in (first, last) if end.isdecimal() and len(end) < 5]
+        if ends:
+            nodes += range(int(ends[0]), int(ends[-1]) + 1)
     return tuple(nodes)
 
 

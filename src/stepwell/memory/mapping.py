@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stepwell.base.call import Call
 from stepwell.base.units import format_bytes
 from stepwell.memory import named, registry, system
-from stepwell.memory.ask import Ask, Kind, Refusal, Trait
+from stepwell.memory.ask import MAX_BYTES, Ask, Kind, Refusal, Trait
 from stepwell.memory.gpu import Gpu
 from stepwell.memory.machine import SHARED_FOLDER, Machine
-
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+from stepwell.memory.users import Users
 
 
 @dataclass(slots=True, eq=False)
@@ -40,8 +40,11 @@ class Mapping:
         tensor: the device memory behind it.
         gpu: that knows parts of it as pinned.
         registered: addresses of these parts.
+        attached: another process made it.
         wiped: a forked child finds zeros here by itself.
         mapped: it has not been given back.
+        users: who relies on it.
+        lock: for `users`, and for giving it back.
     """
 
     address: int
@@ -53,8 +56,22 @@ class Mapping:
     tensor: Any = None
     gpu: Gpu | None = None
     registered: list[int] = field(default_factory=list)
+    attached: bool = False
     wiped: bool = False
     mapped: bool = True
+    users: Users = field(init=False)
+    lock: Call = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Nobody relies on it yet."""
+        what = f"region opened at {self.place}"
+        self.users = Users(f"the {what}")
+        self.lock = Call(what, lambda: None)
+
+    def busy(self) -> list[str]:
+        """Who relies on it, in words."""
+        with self.lock.alone(), self.lock:
+            return self.users.names()
 
     def close(self) -> None:
         """Gives everything back, once."""
@@ -65,13 +82,14 @@ class Mapping:
             while self.registered:
                 self.gpu.unregister(self.registered[-1])
                 self.registered.pop()
-        self.mapped = False
-        registry.remove(self)
-        self.unname()
-        if self.tensor is None:
-            system.unmap(self.address, self.size_bytes)
-        self.tensor = None
-        self._close_descriptor()
+        with registry.no_fork():
+            self.mapped = False
+            self.unname()
+            if self.tensor is None:
+                system.unmap(self.address, self.size_bytes)
+            self.tensor = None
+            self._close_descriptor()
+            registry.remove(self)
 
     def unname(self) -> None:
         """Takes its name away."""
@@ -85,14 +103,13 @@ class Mapping:
 
         A view that lives in the child reads zeros then, instead of ending the process.
         """
-        self.mapped = False
+        was_mapped, self.mapped = self.mapped, False
         self.name = ""
-        self._close_descriptor()
-        if not self.wiped and self.tensor is None:
-            with contextlib.suppress(
-                OSError
-            ):  # taken meanwhile: whatever is there is the child's own
+        if was_mapped and not self.wiped and self.tensor is None:
+            # Taken meanwhile: whatever is there is the child's own.
+            with contextlib.suppress(OSError):
                 system.map_zeros(self.address, self.size_bytes)
+        self._close_descriptor()
 
     def _close_descriptor(self) -> None:
         descriptor, self.descriptor = self.descriptor, None
@@ -201,7 +218,8 @@ def _memory_file(size_bytes: int, *, huge: bool) -> int:
     descriptor = os.memfd_create("stepwell", flags | (_HUGE_FILE if huge else 0))
     try:
         os.ftruncate(descriptor, size_bytes)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
     except OSError:
         os.close(descriptor)
         raise
@@ -232,7 +250,7 @@ def _storage_file(folder: str, size_bytes: int) -> int:
     return descriptor
 
 
-def attach_descriptor(descriptor: int) -> None:
+def require_sealed(descriptor: int) -> None:
     """Requires of somebody else's shared memory that it cannot shrink under a reader.
 
     Raises:
@@ -240,7 +258,7 @@ def attach_descriptor(descriptor: int) -> None:
     """
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, OverflowError) as error:
         reason = f"descriptor {descriptor!r} is no shared memory: {error}"
         raise Refusal("region", reason, "pass the descriptor of a SHARED region").error() from error
     if not seals & fcntl.F_SEAL_SHRINK:
@@ -248,10 +266,42 @@ def attach_descriptor(descriptor: int) -> None:
         raise Refusal("region", reason, "add F_SEAL_SHRINK before passing it on").error()
 
 
+def attach_mapping(descriptor: int, place: str) -> Mapping:
+    """Maps shared memory that another process made.
+
+    Args:
+        descriptor: the mapping's from now on, also when it fails.
+        place: file and line that attaches it.
+
+    Raises:
+        RefusedError: its size is no whole number of pages, or it cannot be written.
+    """
+    with contextlib.ExitStack() as undo:
+        undo.callback(os.close, descriptor)
+        size_bytes = os.fstat(descriptor).st_size
+        page_bytes = os.fstatvfs(descriptor).f_bsize
+        if not 0 < size_bytes <= MAX_BYTES or size_bytes % page_bytes:
+            reason = f"the shared memory has {size_bytes} bytes"
+            remedy = f"share whole memory pages of {page_bytes} bytes"
+            raise Refusal("region", reason, remedy).error()
+        try:
+            address = system.map_memory(size_bytes, descriptor)
+        except OSError as error:
+            remedy = "pass it on for reading and writing"
+            raise Refusal("region", str(error.strerror), remedy).error() from error
+        undo.pop_all()
+        mapping = Mapping(address, size_bytes, page_bytes, place, descriptor, attached=True)
+        registry.enter(mapping)
+        undo.callback(mapping.close)
+        system.keep_from_children(address, size_bytes, wipe=False)
+        undo.pop_all()
+    return mapping
+
+
 def _open_device(ask: Ask, gpu: Gpu | None, place: str) -> Mapping:
     """Device memory that begins and ends with a 64 KiB page, the unit of peer-to-peer transfers."""
     if gpu is None:
-        remedy = "install torch with CUDA, and pass find_gpu()"
+        remedy = "install torch with CUDA; in code, pass find_gpu()"
         raise Refusal("region", "there is no GPU runtime", remedy).error()
     page_bytes = 1 << 16
     size_bytes = rounded(ask.size_bytes, page_bytes)

@@ -22,7 +22,7 @@ class Places:
     """Frames of equal size in several regions. Not thread-safe: the owner has the lock.
 
     Frames lie `stride_bytes` apart and never across the border of two registered pieces, so a copy of one
-    frame is one transfer. Numbers of a region that left are given to the next one.
+    frame is one transfer. The frames of a region that left are given to the next one under their numbers.
 
     Args:
         frame_bytes: of one frame.
@@ -39,6 +39,9 @@ class Places:
         self._regions: list[Region | None] = []
         self._numbers: dict[Region, int] = {}
         self._entered = 0
+        self._counts: dict[Region, int] = {}
+        # Vacant frame numbers as a stack, so that a region of many pieces costs no look at all frames for each.
+        self._vacant: FrameIds = np.arange(count - 1, -1, -1, dtype=np.int32)
 
     @property
     def regions(self) -> tuple[Region, ...]:
@@ -61,11 +64,14 @@ class Places:
             MisuseError: it is here already.
         """
         if region in self._regions:
-            raise MisuseError("the region is part of this arena already", limit="once")
-        if not self.absent.any():
+            raise MisuseError(
+                "the region is part of this arena already", limit="once", remedy="drain it"
+            )
+        if not len(self._vacant):
             raise InputError("the arena has no room for a region", limit=f"{self.count} frames")
         self._numbers[region] = self._entered
         self._entered += 1
+        self._counts[region] = 0
         if None in self._regions:
             self._regions[self._regions.index(None)] = region
         elif len(self._regions) < np.iinfo(np.int16).max:
@@ -85,10 +91,13 @@ class Places:
         """
         slot = self._slot_of(region)
         piece_bytes = region.piece_bytes
-        have = int((self._slot == slot).sum())
-        new = np.arange(have, max(have, self._fitting(ready_bytes, piece_bytes)))
-        vacant = np.flatnonzero(self.absent)[: len(new)].astype(np.int32)
-        new = new[: len(vacant)]
+        have = self._counts[region]
+        fitting = min(self._fitting(ready_bytes, piece_bytes), have + len(self._vacant))
+        new = np.arange(have, max(have, fitting))
+        left = len(self._vacant) - len(new)
+        vacant: FrameIds = self._vacant[left:][::-1].copy()
+        self._vacant = self._vacant[:left]
+        self._counts[region] = have + len(new)
         in_piece = piece_bytes // self.stride_bytes
         offsets = new // in_piece * piece_bytes + new % in_piece * self.stride_bytes
         self._slot[vacant] = slot
@@ -112,8 +121,11 @@ class Places:
     def leave(self, region: Region) -> None:
         """The region's frames are nowhere from now on."""
         slot = self._slot_of(region)
-        self._slot[self._slot == slot] = _NOWHERE
+        freed = self.of(region)
+        self._slot[freed] = _NOWHERE
+        self._vacant = np.sort(np.concatenate([self._vacant, freed]))[::-1]
         self._regions[slot] = None
+        del self._counts[region]
         del self._numbers[region]
 
     def address(self, frame: int) -> int:

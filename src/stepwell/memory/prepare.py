@@ -1,14 +1,16 @@
-"""Touching a mapping in parallel, and registering it with the GPU runtime, piece by piece.
+"""Touching a mapping in parallel, piece by piece.
 
 Memory that nobody has touched does not exist yet: taking it here makes a machine that is out of memory an
-error at start instead of a killed process later. Neighbours: `region` calls `prepare` and keeps what came of it.
+error at start instead of a killed process later. Neighbours: `region` prepares itself with it.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 
+from stepwell.base.errors import RefusedError
 from stepwell.base.threads import Health, start
 from stepwell.base.units import format_bytes
 from stepwell.memory import system
@@ -22,7 +24,7 @@ _SHARE_BYTES = 8 << 20
 _MOST_THREADS = 8
 
 
-def touch(address: int, size_bytes: int, page_bytes: int, node: int | None = None) -> None:
+def touch(address: int, size_bytes: int, page_bytes: int, *, node: int | None, fresh: bool) -> None:
     """Touches a part of a mapping from several threads.
 
     Args:
@@ -30,6 +32,7 @@ def touch(address: int, size_bytes: int, page_bytes: int, node: int | None = Non
         size_bytes: of the part.
         page_bytes: of one memory page.
         node: that it is bound to, if it is.
+        fresh: nobody else has bytes there.
 
     Raises:
         RefusedError: there is no memory for it.
@@ -42,25 +45,34 @@ def touch(address: int, size_bytes: int, page_bytes: int, node: int | None = Non
 
     def touch_share(first: int) -> None:
         try:
-            system.populate(address + first, min(share, size_bytes - first))
+            system.populate(address + first, min(share, size_bytes - first), fresh=fresh)
         except OSError as error:
             errors.append(error)
 
-    others = [
-        start(f"touch-{first}", _bound(touch_share, first), health)
-        for first in range(share, size_bytes, share)
-    ]
+    others: list[threading.Thread] = []
     try:
-        touch_share(0)
+        here = [0]
+        for first in range(share, size_bytes, share):
+            try:
+                others.append(start(f"touch-{first}", _bound(touch_share, first), health))
+            except RuntimeError:  # no more threads can be started
+                here.append(first)
+        for first in here:
+            touch_share(first)
     finally:
         for thread in others:
             thread.join()
     if health.faults:
         raise health.faults[0].error
     if errors:
-        reason = f"{format_bytes(size_bytes)} could not be touched: {errors[0].strerror}"
-        remedy = "ask for less; for shared memory, give /dev/shm or the control group more"
-        raise Refusal("region", reason, remedy).error() from errors[0]
+        raise no_memory(size_bytes, errors[0]) from errors[0]
+
+
+def no_memory(size_bytes: int, error: OSError) -> RefusedError:
+    """The refusal of a touch."""
+    reason = f"{format_bytes(size_bytes)} could not be touched: {error.strerror}"
+    remedy = "ask for less; for shared memory, give /dev/shm or the control group more"
+    return Refusal("region", reason, remedy).error()
 
 
 def _bound(function: Callable[[int], None], first: int) -> Callable[[], None]:

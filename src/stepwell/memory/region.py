@@ -22,8 +22,8 @@ from stepwell.memory.ask import PIECE_BYTES, Ask, Kind, Refusal, RegionRecord, T
 from stepwell.memory.gpu import Gpu
 from stepwell.memory.machine import Machine, read_machine
 from stepwell.memory.mapping import Mapping
-from stepwell.memory.prepare import STRIDE_BYTES, pieces, touch
-from stepwell.memory.users import Users
+from stepwell.memory.prepare import STRIDE_BYTES, no_memory, pieces, touch
+from stepwell.memory.users import Use
 from stepwell.memory.view import View, ViewBooks
 
 
@@ -42,9 +42,8 @@ class Region:
         self._mapping = mapping
         self._record = record
         self._gpu = mapping.gpu = gpu
-        self._users = Users(f"the region opened at {mapping.place}")
-        # A finalizer may release the last frame of a draining region inside of a call of that region.
-        self._lock = threading.RLock()
+        self._users = mapping.users
+        self._call = mapping.lock
         self._preparing = threading.Lock()
         self._preparer: int | None = None
         self._forks = registry.forks()
@@ -64,17 +63,20 @@ class Region:
         """
         registry.collect()
         machine = read_machine() if machine is None else machine
-        mapping, refusals = mappings.open_mapping(ask, machine, gpu, caller(1))
+        place = caller(1)
+        with registry.no_fork():
+            mapping, refusals = mappings.open_mapping(ask, machine, gpu, place)
         locked = mapping.page_bytes == system.HUGE_BYTES
         with ExitStack() as undo:
             undo.callback(mapping.close)
             if ask.pinned and gpu is None and not locked:
                 locked = mappings.lock(ask, machine, mapping, refusals)
+            record = RegionRecord(ask, mapping.size_bytes, mapping.page_bytes, locked=locked)
+            if ask.kind is Kind.DEVICE:
+                record = replace(record, ready_bytes=mapping.size_bytes)
+            region = cls(mapping, replace(record, refusals=tuple(refusals)), gpu)
             undo.pop_all()
-        record = RegionRecord(ask, mapping.size_bytes, mapping.page_bytes, locked=locked)
-        if ask.kind is Kind.DEVICE:
-            record = replace(record, ready_bytes=mapping.size_bytes)
-        return cls(mapping, replace(record, refusals=tuple(refusals)), gpu)
+        return region
 
     @classmethod
     def attach(
@@ -90,9 +92,19 @@ class Region:
         Raises:
             RefusedError: it is no shared memory, or could be made shorter by somebody.
         """
-        mappings.attach_descriptor(descriptor)
+        registry.collect()
+        mappings.require_sealed(descriptor)
         ask = Ask(1, Kind.SHARED, piece_bytes=piece_bytes)
-        return cls._attach(os.dup(descriptor), ask, gpu, caller(1))
+        place = caller(1)
+        with registry.no_fork():
+            try:
+                own = os.dup(descriptor)
+            except OSError as error:
+                remedy = "close descriptors, or raise ulimit -n"
+                raise Refusal(
+                    "region", f"no descriptor is left: {error}", remedy
+                ).error() from error
+            return cls._attach(own, ask, gpu, place)
 
     @classmethod
     def attach_named(
@@ -108,32 +120,24 @@ class Region:
         Raises:
             RefusedError: there is none, or its owner is dead.
         """
+        registry.collect()
         ask = Ask(1, Kind.NAMED, name=name, piece_bytes=piece_bytes)
-        return cls._attach(named.attach(name), ask, gpu, caller(1))
+        place = caller(1)
+        with registry.no_fork():
+            return cls._attach(named.attach(name), ask, gpu, place)
 
     @classmethod
     def _attach(cls, descriptor: int, ask: Ask, gpu: Gpu | None, place: str) -> Self:
+        mapping = mappings.attach_mapping(descriptor, place)
         with ExitStack() as undo:
-            undo.callback(os.close, descriptor)
-            registry.collect()
-            size_bytes = os.fstat(descriptor).st_size
-            page_bytes = os.fstatvfs(descriptor).f_bsize
-            if size_bytes == 0 or size_bytes % page_bytes:
-                reason = f"the shared memory has {size_bytes} bytes"
-                remedy = f"share whole memory pages of {page_bytes} bytes"
-                raise Refusal("region", reason, remedy).error()
-            try:
-                address = system.map_memory(size_bytes, descriptor)
-            except OSError as error:
-                remedy = "pass it on for reading and writing"
-                raise Refusal("region", str(error.strerror), remedy).error() from error
+            undo.callback(mapping.close)
+            huge = mapping.page_bytes == system.HUGE_BYTES
+            size_bytes, pinned = mapping.size_bytes, gpu is not None
+            ask = replace(ask, size_bytes=size_bytes, huge=huge, pinned=pinned)
+            record = RegionRecord(ask, size_bytes, mapping.page_bytes, locked=huge)
+            region = cls(mapping, record, gpu)
             undo.pop_all()
-        huge = page_bytes == system.HUGE_BYTES
-        mapping = Mapping(address, size_bytes, page_bytes, place, descriptor)
-        registry.enter(mapping)
-        system.keep_from_children(address, size_bytes, wipe=False)
-        ask = replace(ask, size_bytes=size_bytes, huge=huge, pinned=gpu is not None)
-        return cls(mapping, RegionRecord(ask, size_bytes, page_bytes, locked=huge), gpu)
+        return region
 
     @property
     def record(self) -> RegionRecord:
@@ -212,8 +216,8 @@ class Region:
                 remedy="do it after `prepare` has returned",
             )
         with self._preparing:
+            use = self.use("its preparation")
             self._preparer = threading.get_ident()
-            self.use("its preparation")
             try:
                 for first, size_bytes in pieces(mapping.size_bytes, self.piece_bytes):
                     if first + size_bytes <= self._record.ready_bytes:
@@ -222,7 +226,7 @@ class Region:
                         break
             finally:
                 self._preparer = None
-                self.end_use("its preparation")
+                self.end_use(use)
         return self._record
 
     def _prepare_piece(
@@ -242,7 +246,8 @@ class Region:
                 continue
             if stop is not None and stop.is_set():
                 return False
-            touch(mapping.address + first + begin, part_bytes, mapping.page_bytes, self._bound)
+            address, page_bytes = mapping.address + first + begin, mapping.page_bytes
+            touch(address, part_bytes, page_bytes, node=self._bound, fresh=not mapping.attached)
             if not registers and begin + part_bytes < size_bytes:
                 self._record = replace(self._record, ready_bytes=done)
                 if ready is not None:
@@ -293,7 +298,7 @@ class Region:
         refused = any(refusal.what == Trait.NODE for refusal in self._record.refusals)
         return None if refused else self._record.ask.node
 
-    def use(self, who: str, *, alone: bool = False) -> None:
+    def use(self, who: str, *, alone: bool = False) -> Use:
         """Somebody relies on the bytes until `end_use`.
 
         Args:
@@ -304,18 +309,15 @@ class Region:
             MisuseError: it is closed, or somebody uses it alone.
         """
         registry.require_own(self._forks, "the region")
-        with self._lock:
+        use = Use(who, alone)
+        with self._call.alone(), self._call:
             self._require_open()
-            self._users.begin(who, alone=alone)
+            self._users.begin(use)
+        return use
 
-    def end_use(self, who: str) -> None:
-        """The counterpart of `use`.
-
-        Raises:
-            MisuseError: nobody of that name uses it.
-        """
-        with self._lock:
-            self._users.end(who)
+    def end_use(self, use: Use) -> None:
+        """The counterpart of `use`; a second time, it does nothing. Takes no lock."""
+        self._users.ended.append(use)
 
     def view(self, offset: int, size_bytes: int, *, readonly: bool = True) -> View:
         """Bytes for one `with` block: for whoever was told offset and length, in another process too.
@@ -340,7 +342,10 @@ class Region:
             page_bytes = self._mapping.page_bytes
             first = offset // page_bytes * page_bytes
             last = mappings.rounded(offset + size_bytes, page_bytes)
-            touch(self._mapping.address + first, last - first, page_bytes)
+            try:
+                system.populate(self._mapping.address + first, last - first, fresh=False)
+            except OSError as error:
+                raise no_memory(last - first, error) from error
         span = (self._mapping.address, self.size_bytes)
         part = slice(offset, offset + size_bytes)
         return View(self, None, span, part, readonly, caller(1))
@@ -348,7 +353,7 @@ class Region:
     def view_began(self, books: ViewBooks) -> None:
         """See `ViewOwner`."""
         registry.require_own(self._forks, "the region")
-        with self._lock:
+        with self._call.alone(), self._call:
             self._require_open()
             self._users.begin_view(books)
 
@@ -357,7 +362,7 @@ class Region:
 
     def view_ended(self, books: ViewBooks) -> None:
         """See `ViewOwner`."""
-        self._users.ended.append(books)
+        self._users.views_ended.append(books)
 
     def close(self) -> None:
         """Gives the memory back; a second time, and in a forked child, does nothing.
@@ -369,7 +374,7 @@ class Region:
         """
         if self._forks != registry.forks():
             return
-        with self._lock:
+        with self._call.alone(), self._call:
             if not self._mapping.mapped:
                 return
             users = self._users.names()
@@ -392,4 +397,4 @@ class Region:
     def _require_open(self) -> None:
         registry.require_own(self._forks, "the region")
         if not self._mapping.mapped:
-            raise MisuseError(f"the region opened at {self.place} is closed")
+            raise MisuseError(f"the region opened at {self.place} is closed", remedy="open another")

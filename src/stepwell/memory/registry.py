@@ -7,10 +7,13 @@ of `collect` closes and reports. Neighbours: `mapping` and `region` enter and le
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import threading
 import warnings
 from collections import deque
-from typing import Protocol
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 from stepwell.base.errors import MisuseError
 
@@ -19,6 +22,10 @@ class Entry(Protocol):
     """What the registry knows of a mapping."""
 
     place: str
+
+    def busy(self) -> list[str]:
+        """Who relies on it, in words."""
+        ...
 
     def close(self) -> None:
         """Gives everything back."""
@@ -35,6 +42,9 @@ class Entry(Protocol):
 
 _entries: dict[int, Entry] = {}
 _lost: deque[Entry] = deque()
+_reports: deque[str] = deque()
+_held: dict[object, object] = {}
+_window: Any = threading.RLock()
 
 
 class _Family:
@@ -58,17 +68,43 @@ def lose(entry: Entry) -> None:
     _lost.append(entry)
 
 
+def report(text: str) -> None:
+    """Something was forgotten; told by the next `collect`. Called by the collector, so it only queues."""
+    _reports.append(text)
+
+
 def collect() -> None:
     """Closes what was lost, and reports where it came from."""
-    while _lost:
-        try:
+    with contextlib.suppress(IndexError):  # another thread had the last one
+        while _lost:
             entry = _lost.popleft()
-        except IndexError:
-            return  # another thread had the last one
-        if id(entry) in _entries:
-            entry.close()
-            text = f"a region was lost, not closed; it was opened at {entry.place}"
-            warnings.warn(text, ResourceWarning, stacklevel=3)
+            if id(entry) in _entries:
+                what = f"a region was lost, not closed; it was opened at {entry.place}"
+                users = entry.busy()  # a finalizer may have brought it back to life
+                try:
+                    if not users:
+                        entry.close()
+                except OSError as error:
+                    users = [str(error)]
+                _reports.append(what + (f"; it stays mapped: {', '.join(users)}" if users else ""))
+        while True:  # where warnings are errors, the others wait
+            warnings.warn(_reports.popleft(), ResourceWarning, stacklevel=3)
+
+
+def hold(key: object, what: object) -> None:
+    """Keeps something alive that a transfer may touch, whoever loses it."""
+    _held[key] = what
+
+
+def unhold(key: object) -> None:
+    """The transfer has ended."""
+    _held.pop(key, None)
+
+
+def no_fork() -> AbstractContextManager[Any]:
+    """Forks wait: between mapping memory and telling the registry, a child would have it for ever."""
+    window: AbstractContextManager[Any] = _window
+    return window
 
 
 def forks() -> int:
@@ -92,9 +128,11 @@ def require_own(born: int, what: str) -> None:
 def _in_child() -> None:
     _Family.forks += 1
     for entry in list(_entries.values()):
-        entry.leave()
-    _entries.clear()
-    _lost.clear()
+        with contextlib.suppress(OSError):  # one that cannot be left keeps no other one
+            entry.leave()
+    for forgotten in (_entries, _lost, _reports, _held):
+        forgotten.clear()
+    _window.release()
 
 
 def _at_exit() -> None:
@@ -103,5 +141,7 @@ def _at_exit() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
+    os.register_at_fork(
+        before=_window.acquire, after_in_parent=_window.release, after_in_child=_in_child
+    )
 atexit.register(_at_exit)

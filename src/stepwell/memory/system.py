@@ -6,6 +6,7 @@ Must not know what regions are. All calls release the interpreter lock. Neighbou
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import platform
@@ -103,13 +104,19 @@ def keep_from_children(address: int, size_bytes: int, *, wipe: bool) -> None:
     _check(_libc().madvise(address, size_bytes, advice), "madvise")
 
 
-def populate(address: int, size_bytes: int) -> None:
-    """Touches every page for writing, so that memory that is not there is an OSError, no signal."""
+def populate(address: int, size_bytes: int, *, fresh: bool) -> None:
+    """Touches every page for writing without changing it, so that missing memory is an OSError, no signal.
+
+    Args:
+        address: of its first page.
+        size_bytes: whole pages.
+        fresh: nobody else has bytes there. Kernels before 5.14 cannot touch without writing, so there other
+            memory is left as it is.
+    """
     result = _libc().madvise(address, size_bytes, _POPULATE_WRITE)
-    if result == -1 and ctypes.get_errno() == 22:  # EINVAL: kernels before 5.14
-        for at in range(address, address + size_bytes, PAGE_BYTES):
-            byte = ctypes.c_ubyte.from_address(at)
-            byte.value = byte.value
+    if result == -1 and ctypes.get_errno() == errno.EINVAL:
+        for at in range(address, address + size_bytes, PAGE_BYTES) if fresh else ():
+            ctypes.c_ubyte.from_address(at).value = 0
         return
     _check(result, f"touching {size_bytes} bytes")
 

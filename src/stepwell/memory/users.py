@@ -5,14 +5,32 @@ Neighbours: `region` has one of these, and closes only when nobody is left.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+import weakref
+from collections import deque
+from dataclasses import dataclass
 
 from stepwell.base.errors import MisuseError
 from stepwell.memory.view import ViewBooks
 
 
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Use:
+    """One reason not to close a region; whoever loses it relies on nothing any more.
+
+    Attributes:
+        who: relies on it.
+        alone: nobody else may do so alone at the same time.
+    """
+
+    who: str
+    alone: bool
+
+
 class Users:
-    """The users of one region. Not thread-safe: the region has the lock.
+    """The users of one region. Not thread-safe, but for the two queues: the region has the lock.
+
+    Uses and views end by entering a queue, which needs no lock: an arena ends them under its own, and the
+    collector at any moment.
 
     Args:
         what: the region, for messages.
@@ -20,38 +38,40 @@ class Users:
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._named: Counter[str] = Counter()
-        self._alone: str | None = None
+        self._uses: weakref.WeakSet[Use] = weakref.WeakSet()
         self._views: dict[int, ViewBooks] = {}
-        self.ended: deque[ViewBooks] = deque()
-        """Views that the collector has seen the end of; appending needs no lock."""
+        self.ended: deque[Use] = deque()
+        self.views_ended: deque[ViewBooks] = deque()
 
-    def begin(self, who: str, *, alone: bool) -> None:
-        """Somebody relies on the bytes; nobody else may do so `alone` at the same time."""
-        if alone and self._alone is not None:
-            raise MisuseError(f"{self._what} is part of {self._alone}", limit="one arena")
-        self._named[who] += 1
-        self._alone = who if alone else self._alone
+    def begin(self, use: Use) -> None:
+        """Somebody relies on the bytes.
 
-    def end(self, who: str) -> None:
-        """The counterpart of `begin`."""
-        if not self._named[who]:
-            raise MisuseError(f"{who} does not use {self._what}")
-        self._named[who] -= 1
-        if who == self._alone:
-            self._alone = None
+        Raises:
+            MisuseError: somebody does so alone already.
+        """
+        self._settle()
+        alone = [other.who for other in self._uses if other.alone and use.alone]
+        if alone:
+            raise MisuseError(
+                f"{self._what} is part of {alone[0]}",
+                limit="one arena",
+                remedy="drain it there, or close that arena, first",
+            )
+        self._uses.add(use)
 
     def begin_view(self, books: ViewBooks) -> None:
         """A view begins."""
-        self._forget_ended()
+        self._settle()
         self._views[id(books)] = books
 
-    def _forget_ended(self) -> None:
+    def _settle(self) -> None:
         while self.ended:
-            self._views.pop(id(self.ended.popleft()), None)
+            self._uses.discard(self.ended.popleft())
+        while self.views_ended:
+            self._views.pop(id(self.views_ended.popleft()), None)
 
     def names(self) -> list[str]:
         """All of them, in words."""
-        self._forget_ended()
-        named = [who for who, count in self._named.items() if count]
-        return named + [f"a view taken at {books.place}" for books in self._views.values()]
+        self._settle()
+        views = [f"a view taken at {books.place}" for books in self._views.values()]
+        return [use.who for use in self._uses] + views

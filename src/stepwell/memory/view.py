@@ -9,18 +9,68 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import sys
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from inspect import CO_OPTIMIZED
 from types import FrameType, TracebackType
 from typing import Any, Protocol
 
 from stepwell.base.errors import MisuseError
 
-_REFERENCES = 3
-"""To the memoryview when its block ends: the block's name, our own, and the argument of the question."""
+
+def _references(memory: memoryview) -> int:
+    """As many as the interpreter counts from here; only differences mean anything."""
+    return sys.getrefcount(memory)
+
+
+def _own() -> int:
+    """The count of a memoryview that only one local name has, as `View.__exit__` has it."""
+    memory = memoryview(b"")
+    return _references(memory)
+
+
+_OWN = _own()
+_SNAPSHOT = 3 if sys.version_info < (3, 13) else -1
+"""References to the copy of a function's names: its frame's, ours, and the argument of the question."""
+
+
+_DEPTH = 8
+"""Functions between a view's end and whoever has its name: a few when a stack of contexts ends it."""
+
+
+def _named(memory: memoryview, most: int, error: BaseException | None) -> int:
+    """How many names of functions are this memoryview, counted up to `most`.
+
+    Functions that run now, and those in the trace of an error: a released memoryview does no harm there.
+    """
+    found = 0
+    for frame in _frames(error):
+        names = frame.f_locals
+        found += sum(value is memory for value in names.values())
+        if frame.f_code.co_flags & CO_OPTIMIZED and sys.getrefcount(names) == _SNAPSHOT:
+            # Before Python 3.13 the names of a function are a copy that its frame keeps: left full, it would
+            # keep every array of the block alive. Not emptied when somebody else has it, by calling locals().
+            names.clear()
+        if found >= most:
+            break
+    return found
+
+
+def _frames(error: BaseException | None) -> Iterator[FrameType]:
+    seen: set[FrameType] = set()
+    running: FrameType | None = sys._getframe(3)
+    while running is not None and len(seen) < _DEPTH:
+        seen.add(running)
+        yield running
+        running = running.f_back
+    trace = None if error is None else error.__traceback__
+    while trace is not None:
+        if trace.tb_frame not in seen:
+            yield trace.tb_frame
+        trace = trace.tb_next
 
 
 @dataclass(slots=True, eq=False)
@@ -118,12 +168,10 @@ class View:
         assert books.ref is not None, "entered"
         self._memory = None
         books.over = True
-        # Only the block's own name may have it: torch.frombuffer keeps the object itself, unnoticed by release.
-        # What an exception carries along are frames, in which a released memoryview does no harm.
-        others = sys.getrefcount(memory) - _REFERENCES
-        if others > 0 and error is not None:
-            others -= sum(isinstance(one, FrameType) for one in gc.get_referrers(memory))
-        if others <= 0:
+        # torch.frombuffer keeps the memoryview itself, unnoticed by release: whoever has it that is no name of a
+        # frame may be such a tensor, and then it must live.
+        others = _references(memory) - _OWN
+        if others <= 0 or others <= _named(memory, others, error):
             with contextlib.suppress(BufferError):  # an export keeps the exporter alive
                 memory.release()
         del memory

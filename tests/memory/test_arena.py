@@ -786,3 +786,16 @@ def test_growth_without_a_thread_is_refused_and_leaves_the_region(
     assert arena.regions == ()
     monkeypatch.undo()
     assert arena.add(region) == 2
+
+
+def test_an_error_inside_of_the_block_is_not_hidden_by_what_it_left_open():
+    region, arena = Region.open(Ask(PAGE)), Arena(PAGE, 1, name="kv")
+    with pytest.raises(KeyError) as caught, region, arena:  # noqa: PT012
+        arena.add(region)
+        lease = arena.reserve(1, "one")
+        raise KeyError
+    assert "not closed: the arena kv is in use" in caught.value.__notes__[0]
+    assert "is used by arena kv" in caught.value.__notes__[1]
+    lease.release()
+    arena.close()
+    region.close()

@@ -110,8 +110,13 @@ class Frames:
             return
         if int(frames.min()) < 0 or int(frames.max()) >= self.count:
             raise MisuseError(f"frames {frames} do not all exist", limit=f"0 to {self.count - 1}")
-        if not self._distinct(frames) or (self.status[frames] != Status.FREE).any():
-            raise MisuseError("frames would be taken that are not free, or twice")
+        busy = self.status[frames] != Status.FREE
+        if not self._distinct(frames) or busy.any():
+            raise MisuseError(
+                f"frames {frames[busy].tolist() or frames.tolist()} are not free, or come twice",
+                limit="free frames, each once",
+                remedy="choose them by their status",
+            )
         going = np.zeros(self.count, np.bool_)
         going[frames] = True
         stack = self._stack[: self._free]

@@ -10,8 +10,6 @@ import contextlib
 import warnings
 import weakref
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
@@ -25,6 +23,7 @@ from stepwell.memory import registry
 from stepwell.memory.ask import MAX_BYTES
 from stepwell.memory.books import ArenaBooks, ArenaStats, one
 from stepwell.memory.buffer import Buffer, PlainBuffer
+from stepwell.memory.closing import Closing
 from stepwell.memory.custody import Custody
 from stepwell.memory.ground import Ground
 from stepwell.memory.growth import Growth
@@ -38,7 +37,7 @@ from stepwell.memory.view import View, ViewBooks
 _NO_FRAMES: FrameIds = np.zeros(0, np.int32)
 
 
-class Arena:
+class Arena(Closing):
     """Frames of one size.
 
     What an entry is: a frame with a place in a region. It enters when its part of the region is ready, and leaves
@@ -413,14 +412,6 @@ class Arena:
         self._ground.stop()
         with self._call.alone(), self._call:
             self._ground.let_all_go()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _require_mine(self, lease: Lease) -> None:
         registry.require_own(self._forks, f"the arena {self.name}")

@@ -183,7 +183,8 @@ class RegionRecord:
     @property
     def pinned(self) -> bool:
         """Whether all of it stays where it is, as far as the machine can tell."""
-        return self.locked or self.registered_bytes == self.size_bytes
+        refused = any(refusal.what == Trait.PINNED for refusal in self.refusals)
+        return not refused and (self.locked or self.registered_bytes == self.size_bytes)
 
     def plain(self) -> dict[str, Any]:
         """As JSON has it."""

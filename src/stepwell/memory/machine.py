@@ -74,12 +74,9 @@ def read_machine(root: Path = Path("/")) -> Machine:
     status = _fields(root / "proc/self/status", 1024)
     total = memory.get("MemTotal")
     groups = [group for group in _groups(root) if total is None or group[0] < total]
-    rooms = [limit - used for limit, used in groups]
-    if "MemAvailable" in memory:
-        rooms.append(memory["MemAvailable"])
     return Machine(
         memory_bytes=total,
-        available_bytes=max(0, min(rooms)) if rooms else None,
+        available_bytes=available_bytes(root=root),
         cgroup_bytes=min((limit for limit, _ in groups), default=None),
         huge=_huge(root),
         nodes=_nodes(root),

@@ -361,6 +361,9 @@ def _no_huge(ask: Ask, machine: Machine, error: OSError) -> Refusal:
     reason = f"{needed} pages of 2 MiB are needed, {huge.free} of {huge.total} are free: {error.strerror}"
     total = huge.total + max(0, needed - huge.free)
     remedy = f"sysctl vm.nr_hugepages={total}"
+    memory = machine.memory_bytes
+    if memory is not None and total * system.HUGE_BYTES > memory:
+        remedy = f"ask for less: the machine has {format_bytes(memory)}"
     if needed <= huge.free:
         remedy = "raise the hugetlb limit of the control group"
     return Refusal(Trait.HUGE, reason, remedy)

@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from types import TracebackType
 from typing import Self
 
 from stepwell.base.errors import InputError, MisuseError
@@ -19,6 +18,7 @@ from stepwell.core.lease import caller
 from stepwell.memory import mapping as mappings
 from stepwell.memory import named, registry, system
 from stepwell.memory.ask import PIECE_BYTES, Ask, Kind, Refusal, RegionRecord, Trait
+from stepwell.memory.closing import Closing
 from stepwell.memory.gpu import Gpu
 from stepwell.memory.machine import Machine, read_machine
 from stepwell.memory.mapping import Mapping
@@ -27,7 +27,7 @@ from stepwell.memory.users import Use
 from stepwell.memory.view import View, ViewBooks
 
 
-class Region:
+class Region(Closing):
     """A span of memory of one kind.
 
     What an entry is: the whole mapping, from `open` to `close`. Whoever uses it (an arena, a view) is named, and
@@ -385,14 +385,6 @@ class Region:
                     remedy="close arenas and end views first",
                 )
             self._mapping.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _require_open(self) -> None:
         registry.require_own(self._forks, "the region")

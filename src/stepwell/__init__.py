@@ -9,7 +9,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stepwell.base.errors import (
+        InputError,
+        LateError,
+        MisuseError,
+        RefusedError,
+        StaleError,
+        StepwellError,
+    )
     from stepwell.base.settings import EngineSettings, PoolSettings, Settings
+    from stepwell.base.threads import Health
     from stepwell.cache.pool import Busy, Flags, KVView, NeverFits, PagePool, Ready
     from stepwell.core.chain import Chain, Extra
     from stepwell.core.geometry import Geometry, Group, Rule
@@ -19,7 +28,10 @@ if TYPE_CHECKING:
     from stepwell.engine.engine import Engine
     from stepwell.memory.arena import Arena
     from stepwell.memory.ask import Ask, Kind, Trait
+    from stepwell.memory.buffer import PlainBuffer
+    from stepwell.memory.gpu import find_gpu
     from stepwell.memory.lease import Short
+    from stepwell.memory.machine import read_machine
     from stepwell.memory.region import Region
 
 __version__ = "0.1.0"
@@ -46,7 +58,17 @@ _HOMES = {
     "Shard": "stepwell.core.part",
     "Reason": "stepwell.core.reasons",
     "Engine": "stepwell.engine.engine",
+    "InputError": "stepwell.base.errors",
+    "LateError": "stepwell.base.errors",
+    "MisuseError": "stepwell.base.errors",
+    "RefusedError": "stepwell.base.errors",
+    "StaleError": "stepwell.base.errors",
+    "StepwellError": "stepwell.base.errors",
+    "Health": "stepwell.base.threads",
     "Arena": "stepwell.memory.arena",
+    "PlainBuffer": "stepwell.memory.buffer",
+    "find_gpu": "stepwell.memory.gpu",
+    "read_machine": "stepwell.memory.machine",
     "Short": "stepwell.memory.lease",
     "Ask": "stepwell.memory.ask",
     "Kind": "stepwell.memory.ask",
@@ -70,27 +92,37 @@ __all__ = [
     "Flags",
     "Geometry",
     "Group",
+    "Health",
+    "InputError",
     "KVView",
     "Kind",
+    "LateError",
+    "MisuseError",
     "Namespace",
     "NeverFits",
     "PagePool",
     "Part",
+    "PlainBuffer",
     "PoolSettings",
     "QueueBusy",
     "Ready",
     "Reason",
     "Record",
+    "RefusedError",
     "Region",
     "Rule",
     "Sampling",
     "Settings",
     "Shard",
     "Short",
+    "StaleError",
     "StateTensor",
+    "StepwellError",
     "Trait",
     "Wishes",
     "__version__",
+    "find_gpu",
+    "read_machine",
 ]
 
 

@@ -6,7 +6,14 @@ import threading
 import numpy as np
 import pytest
 
-from stepwell.base.errors import InputError, InvariantError, MisuseError, RefusedError, StaleError
+from stepwell.base.errors import (
+    InputError,
+    InvariantError,
+    LateError,
+    MisuseError,
+    RefusedError,
+    StaleError,
+)
 from stepwell.base.threads import Health
 from stepwell.core.page import Status
 from stepwell.memory.arena import Arena, Short
@@ -14,6 +21,7 @@ from stepwell.memory.ask import Ask
 from stepwell.memory.growth import Growth
 from stepwell.memory.lease import Lease
 from stepwell.memory.region import Region
+from stepwell.testing.clock import FakeClock
 from stepwell.testing.gpu import FakeGpu
 
 PAGE = 4096
@@ -323,8 +331,6 @@ def test_an_idle_region_drains_at_once(make_arena):
     region = arena.regions[0]
     assert arena.drain(region) == 0
     assert arena.regions == ()
-    with pytest.raises(MisuseError, match="not part"):
-        arena.drain(region)
     assert arena.reserve(1, "one") == Short(by=1, count=3)
     region.close()
 
@@ -434,7 +440,7 @@ def test_a_closed_arena_refuses_everything_but_its_counts(make_arena, make_regio
     for call in (
         lambda: arena.add(make_region(PAGE)),
         lambda: arena.grow(make_region(PAGE), health),
-        lambda: arena.drain(region),
+        lambda: arena.number(region),
         lambda: arena.reserve(1, "two"),
         lambda: arena.addresses(lease),
         lambda: lease.pin("save"),
@@ -799,3 +805,60 @@ def test_an_error_inside_of_the_block_is_not_hidden_by_what_it_left_open():
     lease.release()
     arena.close()
     region.close()
+
+
+def test_a_record_of_a_frame_that_was_returned_under_a_transfer_is_stale(make_arena):
+    """The transfer protects the bytes, not whoever does not want them any more."""
+    arena = make_arena(1)
+    lease = arena.reserve(1, "one")
+    plain, pin = lease.buffer().plain(), lease.pin("save")
+    lease.release()
+    with pytest.raises(StaleError, match="was returned"):
+        arena.require_current(plain)
+    pin.end()
+
+
+def test_a_record_of_a_frame_that_went_out_of_use_is_late(make_arena):
+    clock = FakeClock()
+    arena = make_arena(1, clock=clock)
+    with arena.reserve(1, "one") as lease:
+        plain = lease.buffer().plain()
+        with lease.pin("load", within_s=1):
+            clock.advance_s(2)
+            (late,) = arena.overdue()
+            with pytest.raises(LateError, match="went out of use"):
+                arena.require_current(plain)
+            with pytest.raises(
+                LateError, match=f"touched by pin {late.number} \\('load'\\), taken at"
+            ):
+                lease.renew()
+
+
+def test_draining_says_none_for_a_region_that_has_drained(make_arena, make_region):
+    """Whoever asks until it is 0 comes after the last frame."""
+    arena, region, stranger = make_arena(0, count=2), make_region(2 * PAGE), make_region(PAGE)
+    arena.add(region)
+    with arena.reserve(1, "one"):
+        assert arena.drain(region) == 1
+    assert arena.drain(region) == 0
+    assert arena.drain(region) == 0
+    with pytest.raises(MisuseError, match="not part of this arena"):
+        arena.drain(stranger)
+    assert arena.add(region) == 2
+    with arena.reserve(1, "two"):
+        assert arena.drain(region) == 1
+
+
+def test_growth_needs_no_health_and_says_how_far_it_is(make_arena, make_region):
+    arena, region = make_arena(0, count=2), make_region(2 * PAGE)
+    growth = arena.grow(region)
+    assert growth.wait(WAIT_S)
+    assert growth.ready_bytes == 2 * PAGE
+
+
+def test_what_falls_short_is_false(make_arena):
+    arena = make_arena(1)
+    assert not arena.reserve(2, "one")
+    lease = arena.reserve(1, "one")
+    assert lease
+    lease.release()

@@ -401,6 +401,8 @@ class ArenaMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def stale(self, data: st.DataObject) -> None:
         owner = self.past[data.draw(st.integers(0, len(self.past) - 1), label="past")]
+        if not owner.lease.books.released:
+            owner.lease.release()  # of nothing: all was given back, and this is the first time
         for use in (
             owner.lease.release,
             lambda: owner.lease.give_back(owner.got[:1]),

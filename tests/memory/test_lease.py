@@ -164,11 +164,12 @@ def test_a_release_after_the_block_names_the_block(make_arena):
         lease.release()
 
 
-def test_a_release_after_everything_was_given_back_names_where(make_arena):
+def test_a_second_release_names_where_the_last_frame_was_given_back(make_arena):
     arena = make_arena(3)
     lease = arena.reserve(2, "one")
     lease.give_back(lease.frames[:1])
     lease.give_back(lease.frames)  # the last frame
+    lease.release()
     with pytest.raises(StaleError) as caught:
         lease.release()
     assert line_of("lease.give_back(lease.frames)  # the last frame", "last") in str(caught.value)
@@ -390,3 +391,13 @@ def test_what_is_no_list_of_numbers_is_refused(make_arena, frames):
         with pytest.raises(InputError, match="a list of whole numbers"):
             lease.give_back(frames)
         assert lease.frames.tolist() == [0, 1]
+
+
+def test_releasing_after_all_was_given_back_returns_nothing_more(make_arena):
+    arena = make_arena(2)
+    lease = arena.reserve(2, "one")
+    lease.give_back(lease.frames)
+    lease.release()
+    with pytest.raises(StaleError, match="returned at"):
+        lease.release()
+    assert arena.stats().free == 2

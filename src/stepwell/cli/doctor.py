@@ -173,7 +173,8 @@ def _facts(machine: Machine, gpu: Gpu | None, nearest: int | None) -> Iterator[t
     yield "locked memory", f"{most}, {format_bytes(machine.locked_bytes)} locked by this process"
     huge = machine.huge
     yield "2 MiB pages", "none" if huge is None else f"{huge.free} of {huge.total} free"
-    yield "memory nodes", ", ".join(map(str, machine.nodes)) or "unknown"
+    nodes = ", ".join(map(str, machine.nodes))
+    yield "memory nodes", f"{len(machine.nodes)} (node {nodes})" if nodes else "unknown"
     yield SHARED_FOLDER, f"{size(machine.shared_free_bytes)} free"
     where = "an unknown node" if nearest is None else f"node {nearest}"
     yield "GPU", "none" if gpu is None else f"{gpu.device}, nearest to {where}"

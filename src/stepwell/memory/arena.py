@@ -15,10 +15,11 @@ import numpy as np
 
 from stepwell.base.call import Call
 from stepwell.base.clock import Clock, SystemClock
-from stepwell.base.errors import InputError, MisuseError, StaleError
+from stepwell.base.errors import InputError, LateError, MisuseError, StaleError
 from stepwell.base.threads import Health
 from stepwell.core.frames import MAX_FRAMES, FrameIds
 from stepwell.core.lease import caller
+from stepwell.core.page import Status
 from stepwell.memory import registry
 from stepwell.memory.ask import MAX_BYTES
 from stepwell.memory.books import ArenaBooks, ArenaStats, one
@@ -142,24 +143,27 @@ class Arena(Closing):
         self._tidy()
         return self._ground.add(region)
 
-    def grow(self, region: Region, health: Health) -> Growth:
+    def grow(self, region: Region, health: Health | None = None) -> Growth:
         """Does what `add` does, but in a thread; misuse raises at once.
 
         Args:
             region: as for `add`.
-            health: told when a part could not be had.
+            health: told when a part could not be had, beside `Growth.wait`.
+
+        Returns:
+            The growth: `wait` for its end, `stop` it, or look at `ready_bytes`.
         """
         self._tidy()
-        return self._ground.grow(region, health)
+        return self._ground.grow(region, Health() if health is None else health)
 
     def drain(self, region: Region) -> int:
         """Gives out no more frames of a region, and lets it go when the last one is back.
 
         Returns:
-            How many of its frames are still used; at 0 the region is no part of the arena any more.
+            How many of its frames are still used; at 0, and from then on, it is no part of the arena any more.
 
         Raises:
-            MisuseError: it is not part of the arena.
+            MisuseError: it never was part of the arena.
         """
         self._tidy()
         return self._ground.drain(region)
@@ -299,10 +303,12 @@ class Arena(Closing):
     def overdue(self) -> tuple[PinBooks, ...]:
         """Finds pins past their deadline: their frames are out of use until each has really ended.
 
-        Memory has no timer: whoever has one calls this.
+        Memory has no timer: whoever has one calls this. A transfer that ends before it was found late was
+        in time.
 
         Returns:
-            Those that were not found late before.
+            Those that were not found late before; `number`, `name`, `frames`, `place` and `lease.owner` tell
+            which they are.
         """
         self._tidy()
         now_s = self._clock.now_s()
@@ -342,19 +348,24 @@ class Arena(Closing):
             return PlainBuffer(number, offset, buffer.used_bytes, buffer.frame, generation)
 
     def require_current(self, plain: PlainBuffer) -> None:
-        """Requires of a record that comes back from another process that the frame still has that life.
+        """Requires of a record that comes back from another process that its lease still has the frame.
 
         Raises:
-            StaleError: it was returned since, or its region is gone.
+            StaleError: it was returned since, or made good again by `Lease.renew`.
+            LateError: it went out of use.
         """
         registry.require_own(self._forks, f"the arena {self.name}")
-        frames = self._custody.ids([plain.frame])
+        self._custody.ids([plain.frame])  # one that exists
         with self._call.alone(), self._call:
-            current = len(self._custody.used(frames)) == 1
-            if not current or self._custody.frames.generation[plain.frame] != plain.generation:
+            generation = int(self._custody.frames.generation[plain.frame])
+            if not self._custody.held(plain.frame) or generation != plain.generation:
                 raise StaleError(
                     f"frame {plain.frame} in life {plain.generation} was returned",
                     remedy="ask its owner for a new record",
+                )
+            if self._custody.frames.status[plain.frame] != Status.FILLING:
+                raise LateError(
+                    f"frame {plain.frame} went out of use", remedy="see `late` of its lease"
                 )
 
     def stats(self) -> ArenaStats:

@@ -83,10 +83,10 @@ class ArenaBooks:
 
     def take(self, books: LeaseBooks, frames: FrameIds | None, place: str) -> None:
         """Takes frames back from a lease, all that it has by default."""
-        if books.collected and frames is None:
-            books.collected = False
-            return  # the collector was faster than the finalizer that releases it
         if frames is None:
+            first, books.released = not books.released, True
+            if first and not books.left:
+                return  # all was given back, or the collector was faster than the finalizer that releases it
             # With none left, the error says where they went.
             frames = self.custody.of(books) if books.left else books.frames
             self.custody.require(books, frames)
@@ -180,7 +180,7 @@ class ArenaBooks:
             return
         self._leases_lost += 1
         self.take(books, None, "the collector")
-        books.collected = True
+        books.released = False
         self.reports.append(
             f"the lease of {books.owner!r} was lost, not released; it was taken at {books.place}"
         )

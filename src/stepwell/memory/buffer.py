@@ -73,7 +73,8 @@ class Buffer:
         """The bytes, `used_bytes` of them, for one `with` block; the frame is given to nobody before its end.
 
         Whatever is made from them (slices, arrays, tensors) must end with the block. Otherwise leaving it raises
-        `MisuseError`, and the frame stays out of use until the last of them is gone.
+        `MisuseError`, and the frame stays out of use until the last of them is gone, and the frame was
+        returned or made good again by `Lease.renew`.
 
         Raises:
             StaleError: when entered, if the frame is not the lease's any more.

@@ -129,10 +129,16 @@ class Custody:
         out: FrameIds = frames[self.frames.status.take(frames) == Status.QUARANTINED]
         touched = self._touching.take(out) > 0
         if np.count_nonzero(touched):
+            frame = int(out[touched.argmax()])
+            pins = [
+                f"pin {pin.number} ({pin.name!r}), taken at {pin.place}"
+                for pin in self.pins.values()
+                if frame in pin.frames
+            ]
             raise LateError(
-                f"frame {int(out[touched.argmax()])} is still touched",
+                f"frame {frame} is still touched by {', '.join(pins) or 'a view'}",
                 limit="frames whose transfers and views have ended",
-                remedy="end them first",
+                remedy="end it first, or drop what was made from the view",
             )
         self.frames.move(out, Status.FREE)
         self.frames.take(out)
@@ -163,7 +169,7 @@ class Custody:
             why = ", ".join(map(repr, books.late)) or "a view that is used after its block"
             raise LateError(
                 f"frame {frame} of {books.owner!r} is out of use because of {why}",
-                remedy="compute the bytes again in another frame, and return this one",
+                remedy="return it and compute the bytes elsewhere, or end what touches it and call Lease.renew",
             )
 
     def touch(self, frames: FrameIds) -> None:
@@ -213,6 +219,10 @@ class Custody:
         """A transfer is late or lost: what it was to bring, or has read, is not to be relied upon."""
         pin.lease.late.append(pin.name)
         self.quarantine(pin.frames)
+
+    def held(self, frame: int) -> bool:
+        """Whether a lease has the frame."""
+        return self._holder_of[frame] != NOBODY
 
     def used(self, frames: FrameIds) -> FrameIds:
         """Which of some frames somebody has or touches."""

@@ -5,6 +5,7 @@ Neighbours: `arena` owns one of these and shares its lock; `places` numbers the 
 
 from __future__ import annotations
 
+import weakref
 from contextlib import ExitStack
 
 import numpy as np
@@ -42,6 +43,7 @@ class Ground:
         self._call = call
         self._growths: dict[Region, Growth] = {}
         self._draining: set[Region] = set()
+        self._drained: weakref.WeakSet[Region] = weakref.WeakSet()
         self.uses: dict[Region, Use] = {}
         """Of the regions that are here; ended by whoever finds the arena lost."""
         self._closed = False
@@ -96,6 +98,7 @@ class Ground:
             self.require_open()
             self.places.enter(region)
             self.uses[region] = use
+            self._drained.discard(region)
             undo.pop_all()
 
     def _give_out(self, region: Region, ready_bytes: int) -> None:
@@ -107,6 +110,8 @@ class Ground:
     def drain(self, region: Region) -> int:
         """See `Arena.drain`."""
         with self._call.alone(), self._call:
+            if region in self._drained:
+                return 0
             self._withdraw(region)
             self._draining.add(region)
             growth = self._growths.get(region)
@@ -137,6 +142,7 @@ class Ground:
     def _leave(self, region: Region) -> None:
         self.places.leave(region)
         self._draining.discard(region)
+        self._drained.add(region)
         region.end_use(self.uses.pop(region))
 
     def keep(self, idle: FrameIds) -> FrameIds:

@@ -52,6 +52,11 @@ class Growth:
         self._finished = True
 
     @property
+    def ready_bytes(self) -> int:
+        """Of the region, from its first byte on."""
+        return self.region.record.ready_bytes
+
+    @property
     def done(self) -> bool:
         """Whether it has ended, for whatever reason."""
         thread = self._thread

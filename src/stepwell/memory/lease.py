@@ -35,6 +35,10 @@ class Short:
     by: int
     count: int
 
+    def __bool__(self) -> bool:
+        """False, as opposed to a lease."""
+        return False
+
 
 @dataclass(slots=True, eq=False)
 class LeaseBooks:
@@ -50,7 +54,7 @@ class LeaseBooks:
         late: names of its pins that missed their deadline, or were lost.
         ref: to the caller's object, to notice that it was lost.
         ended: file and line that returned the last frame.
-        collected: it was the collector that did.
+        released: its owner has said that it needs none of them any more.
     """
 
     owner: str | int
@@ -61,7 +65,7 @@ class LeaseBooks:
     late: list[str] = field(default_factory=list)
     ref: weakref.ref[Lease] | None = None
     ended: str = ""
-    collected: bool = False
+    released: bool = False
 
 
 class Lease:
@@ -113,8 +117,8 @@ class Lease:
 
         Args:
             name: of the transfer, for messages.
-            frames: some of this lease's; all by default.
-            within_s: seconds until the transfer counts as late; None: never.
+            frames: some of `Lease.frames`, which are numbers in the arena; all by default.
+            within_s: seconds until `Arena.overdue` finds the transfer late; None: never.
 
         Raises:
             InputError: there are no frames, the name is no text, or the time no number of seconds.
@@ -147,7 +151,7 @@ class Lease:
         self.arena.renew(self, frames)
 
     def release(self) -> None:
-        """Returns all that is left.
+        """Returns all that is left; nothing, if all was given back before.
 
         From a finalizer that interrupts a call of the arena it only queues: the next call returns them.
 

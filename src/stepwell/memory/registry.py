@@ -121,7 +121,8 @@ def require_own(born: int, what: str) -> None:
     if born != _Family.forks:
         raise MisuseError(
             f"{what} belongs to the parent of this forked process",
-            remedy="open another one here; share a SHARED region by its descriptor",
+            remedy="open another one here; to share a SHARED region, duplicate its descriptor before the fork "
+            "(os.dup) or send it over a socket, and attach",
         )
 
 

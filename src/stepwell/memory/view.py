@@ -182,5 +182,5 @@ class View:
             raise MisuseError(
                 f"the view taken at {books.place} is used after its block: a slice, array or tensor "
                 "made from it is alive",
-                remedy="copy what you need out of the block; the bytes stay out of use until then",
+                remedy="del it before the block ends, or copy; the frame is out of use until it is gone",
             )

@@ -519,7 +519,7 @@ def test_an_arena_does_what_the_plain_model_does() -> None:
     run_state_machine_as_test(
         ArenaMachine,
         settings=settings(
-            max_examples=200,
+            max_examples=400,
             stateful_step_count=50,
             deadline=None,
             derandomize=True,

@@ -18,7 +18,7 @@ import warnings
 import pytest
 
 from stepwell.memory.arena import Arena
-from stepwell.memory.ask import Ask
+from stepwell.memory.ask import Ask, Kind
 from stepwell.memory.region import Region
 from stepwell.testing.gpu import FakeGpu
 
@@ -209,3 +209,44 @@ def forked():
         return ast.literal_eval(text)
 
     return run
+
+
+@pytest.fixture
+def of(name, tmp_path):
+    """A valid ask of a kind."""
+    (tmp_path / "files").mkdir()
+    needs = {Kind.NAMED: {"name": name}, Kind.FILE: {"folder": str(tmp_path / "files")}}
+
+    def make(kind, size_bytes, **more):
+        return Ask(size_bytes, kind, **(needs.get(kind, {}) | more))
+
+    return make
+
+
+@pytest.fixture
+def gpu():
+    """A device in host memory; torch opens files of its own when it is imported."""
+    return FakeGpu()
+
+
+@pytest.fixture(scope="session")
+def in_time():
+    """Runs an action in a thread of its own: one that waits for itself must not take the tests with it."""
+
+    def within(action):
+        errors = []
+
+        def run():
+            try:
+                action()
+            except BaseException as error:  # noqa: BLE001 - raised below
+                errors.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive(), "it waits for itself"
+        if errors:
+            raise errors[0]
+
+    return within

@@ -1,10 +1,7 @@
 """Hazards of earlier memory managers, each under its id: `m01` is H-1 of the reports, and so on."""
 
-import contextlib
 import ctypes
 import gc
-import itertools
-import os
 import pathlib
 import pickle
 import random
@@ -16,39 +13,19 @@ import pytest
 
 import stepwell.memory
 from stepwell.base.errors import InputError, LateError, MisuseError, StaleError
-from stepwell.base.threads import Health
 from stepwell.memory import registry
 from stepwell.memory.arena import Arena, Short
-from stepwell.memory.ask import Ask, Kind
+from stepwell.memory.ask import Ask
 from stepwell.memory.region import Region
 from stepwell.testing.clock import FakeClock
 from stepwell.testing.gpu import FakeGpu
 
 PAGE = 4096
-HOLDERS = 20_000
 
 
 def counts(arena):
     stats = arena.stats()
     return stats.free, stats.used, stats.quarantined
-
-
-def in_time(action):
-    """Runs it in a thread of its own: one that waits for itself must not take the tests with it."""
-    errors = []
-
-    def run():
-        try:
-            action()
-        except BaseException as error:  # noqa: BLE001 - raised below
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(60)
-    assert not thread.is_alive(), "it waits for itself"
-    if errors:
-        raise errors[0]
 
 
 # Returning what one does not have
@@ -103,201 +80,6 @@ def test_m02_a_frame_that_somebody_else_has_or_nobody_made_is_not_returned(make_
 def test_m03_sizes_that_cannot_be_are_refused_by_value(frame_bytes, count, align_bytes, named):
     with pytest.raises(InputError, match=named):
         Arena(frame_bytes, count, align_bytes=align_bytes)
-
-
-# Finalizers
-
-
-class Holder:
-    """Holds something, in a cycle: the collector finds it some time later, in the middle of something else."""
-
-    def __init__(self, held):
-        self.held = held
-        self.me = self
-
-
-class Releasing(Holder):
-    inside = 0
-
-    def __del__(self):
-        Releasing.inside += self.held.arena._call.inside
-        self.held.release()
-
-
-class Ending(Holder):
-    inside = 0
-
-    def __del__(self):
-        Ending.inside += self.held.arena._call.inside
-        self.held.end()
-
-
-class Reserving(Holder):
-    """What it may not do from inside of a call it is told, and nothing waits for itself."""
-
-    refused = got = 0
-
-    def __del__(self):
-        arena = self.held.arena
-        try:
-            lease = arena.reserve(1, "a finalizer")
-        except MisuseError:
-            Reserving.refused += arena._call.inside
-        else:
-            Reserving.got += 1
-            lease.release()
-        # A call that is no end takes what was found lost together with this one: then it is back already.
-        with contextlib.suppress(StaleError):
-            self.held.release()
-
-
-def churn(arena, make):
-    for number in range(HOLDERS):
-        lease = arena.reserve(1, number)
-        while isinstance(lease, Short):
-            gc.collect()
-            lease = arena.reserve(1, number)
-        make(lease)
-    gc.collect()
-
-
-@pytest.fixture
-def busy(make_arena):
-    """With the default thresholds of the collector, which differ from those of no other test."""
-    assert gc.isenabled()
-    before = gc.get_threshold()
-    gc.set_threshold(700, 10, 10)
-    arena = make_arena(4000, frame_bytes=64, align_bytes=64, debug=False)
-    reserve, calls = arena._custody.frames.reserve, itertools.count(1)
-
-    def collecting(n):
-        if not next(calls) % 1000:
-            gc.collect(0)  # chance brings it here often, but not in every run
-        return reserve(n)
-
-    arena._custody.frames.reserve = collecting
-    yield arena
-    gc.set_threshold(*before)
-
-
-@pytest.mark.parametrize("what", ["lease", "buffer"])
-def test_m04_leases_that_the_collector_finds_during_calls_come_back(busy, what):
-    def run():
-        churn(busy, lambda lease: Holder(lease if what == "lease" else lease.buffer()))
-        busy.check()
-        assert counts(busy) == (4000, 0, 0)
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        in_time(run)
-    assert len(caught) == HOLDERS == busy.stats().leases_lost
-    assert all("lost, not released" in str(one.message) for one in caught)
-
-
-def test_m04_finalizers_may_release_during_calls(busy):
-    """Not one of these leases was lost: their holders released them, if late."""
-    Releasing.inside = 0
-
-    def run():
-        churn(busy, Releasing)
-        busy.check()
-        assert counts(busy) == (4000, 0, 0)
-
-    in_time(run)
-    assert busy.stats().leases_lost == 0
-    assert Releasing.inside > 0, "the collector ran inside of calls"
-
-
-def test_m04_finalizers_may_end_pins_during_calls(busy):
-    Ending.inside = 0
-
-    def pinned(lease):
-        Ending(lease.pin("save"))
-        lease.release()
-
-    def run():
-        churn(busy, pinned)
-        busy.check()
-        assert counts(busy) == (4000, 0, 0)
-
-    in_time(run)
-    assert (busy.stats().pins, busy.stats().pins_lost) == (0, 0)
-    assert Ending.inside > 0, "the collector ran inside of calls"
-
-
-def test_m04_a_finalizer_that_reserves_during_a_call_is_refused(busy):
-    Reserving.refused = Reserving.got = 0
-
-    def run():
-        churn(busy, Reserving)
-        busy.check()
-        assert counts(busy) == (4000, 0, 0)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        in_time(run)
-    assert Reserving.refused > 0
-    assert Reserving.refused + Reserving.got == HOLDERS
-
-
-def test_m04_a_finalizer_that_ends_twice_fails_nobody_elses_call(make_arena, monkeypatch):
-    """It learns nothing of it, so whoever calls next is warned, and gets what it asked for."""
-    arena = make_arena(4)
-    lease, mine = arena.reserve(1, "one"), arena.reserve(1, "mine")
-    real = arena._custody.frames.reserve
-
-    def collecting(n):
-        lease.release()
-        lease.release()
-        return real(n)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(arena._custody.frames, "reserve", collecting)
-        other = arena.reserve(1, "two")
-    mine.release()
-    with pytest.warns(
-        ResourceWarning, match="finalizer wanted to end: frame 0 is not of the lease"
-    ):
-        assert counts(arena) == (3, 1, 0)
-    other.release()
-    assert counts(arena) == (4, 0, 0)
-
-
-LAST = """
-    import faulthandler, gc
-    from stepwell.memory.arena import Arena
-    from stepwell.memory.ask import Ask
-    from stepwell.memory.region import Region
-    from stepwell.memory.users import Users
-
-    class Holder:
-        def __init__(self, lease):
-            self.lease, self.me = lease, self
-        def __del__(self):
-            self.lease.release()
-
-    settle = Users._settle
-
-    def collecting(users):
-        gc.collect()
-        settle(users)
-
-    Users._settle = collecting
-    faulthandler.dump_traceback_later(30, exit=True)
-    region, arena = Region.open(Ask(4096)), Arena(4096, 1)
-    arena.add(region)
-    holder = Holder(arena.reserve(1, "one"))
-    assert arena.drain(region) == 1
-    del holder
-    region.end_use(region.use("somebody"))
-    assert arena.regions == ()
-    region.close()
-"""
-
-
-def test_m04_a_finalizer_may_return_the_last_frame_of_a_region_inside_of_its_own_call(run_python):
-    done = run_python(LAST)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 # Returning twice, late, or something else
@@ -655,7 +437,7 @@ def test_m38_a_reservation_that_fails_says_nothing(make_arena, capfd, caplog):
     assert (caught, caplog.records, capfd.readouterr()) == ([], [], ("", ""))
 
 
-def test_m39_whoever_is_called_may_call(make_arena, make_region):
+def test_m39_whoever_is_called_may_call(in_time, make_arena, make_region):
     """Clock, GPU runtime and callbacks are foreign: each runs outside of every lock."""
 
     class Calling(FakeGpu, FakeClock):
@@ -696,7 +478,7 @@ def test_m39_whoever_is_called_may_call(make_arena, make_region):
     in_time(run)
 
 
-def test_m39_views_of_arena_and_region_end_in_any_order_from_any_thread(make_arena):
+def test_m39_views_of_arena_and_region_end_in_any_order_from_any_thread(in_time, make_arena):
     arena = make_arena(2)
     region = arena.regions[0]
 
@@ -755,209 +537,6 @@ def test_m40_fixed_frames_never_fragment(make_arena, make_region):
         lease.release()
     arena.check()
     assert counts(arena) == (90, 0, 0)
-
-
-# Fork
-
-
-@pytest.mark.parametrize("kind", [Kind.PRIVATE, Kind.SHARED])
-def test_a_forked_child_reads_zeros_and_disturbs_nobody(make_arena, make_region, forked, kind):
-    arena = make_arena(0, count=2)
-    region = make_region(2 * PAGE, kind=kind)
-    arena.add(region)
-    lease = arena.reserve(1, "one")
-    with lease.buffer().view() as memory:
-        memory[:] = b"\x2a" * PAGE
-
-        def child():
-            seen = set(memory)
-            memory[:] = b"\x01" * PAGE
-            return sorted(seen)
-
-        assert forked(child) == [0]
-        assert set(memory) == {42}
-    lease.release()
-    assert counts(arena) == (2, 0, 0)
-
-
-def test_a_forked_child_is_refused_everything_that_is_its_parents(make_arena, make_region, forked):
-    arena, health = make_arena(2, count=4), Health()
-    region = make_region(PAGE, kind=Kind.SHARED)
-    idle = make_region(PAGE)
-    arena.add(region)
-    lease = arena.reserve(1, "one")
-    buffer, pin = lease.buffer(), lease.pin("save")
-    calls = {
-        "reserve": lambda: arena.reserve(1, "two"),
-        "stats": arena.stats,
-        "check": arena.check,
-        "add": lambda: arena.add(idle),
-        "grow": lambda: arena.grow(idle, health),
-        "drain": lambda: arena.drain(region),
-        "overdue": arena.overdue,
-        "addresses": lambda: arena.addresses(lease),
-        "addresses of some": lambda: arena.addresses(lease, [0]),
-        "frames": lambda: lease.frames,
-        "pin": lambda: lease.pin("save"),
-        "pin some": lambda: lease.pin("save", [0]),
-        "view": lambda: buffer.view().__enter__(),
-        "plain": buffer.plain,
-        "region view": lambda: region.view(0, 8),
-        "prepare": region.prepare,
-        "address": lambda: region.address,
-        "descriptor": lambda: region.descriptor,
-        "use": lambda: region.use("me"),
-    }
-
-    def child():
-        answers = {}
-        for name, call in calls.items():
-            try:
-                answers[name] = repr(call())
-            except MisuseError as error:
-                answers[name] = "refused" if "belongs to the parent" in str(error) else str(error)
-        return answers
-
-    assert forked(child) == dict.fromkeys(calls, "refused")
-    assert not health.degraded
-    pin.end()
-    lease.release()
-    assert counts(arena) == (3, 0, 0)
-
-
-def test_a_forked_child_may_end_what_it_cannot_use(make_arena, forked):
-    """Blocks that were open at the fork end in the child too: that must not raise, nor end anything here."""
-    arena = make_arena(3)
-    region = arena.regions[0]
-    lease, other = arena.reserve(1, "one"), arena.reserve(1, "two")
-    pin, view = lease.pin("save"), lease.buffer().view()
-    view.__enter__()
-
-    def child():
-        view.__exit__(None, None, None)
-        with other:
-            pass
-        answers = [
-            pin.end(),
-            pin.end(),
-            arena.end_pin(10**9),
-            lease.give_back([int(lease.books.frames[0])]),
-            lease.release(),
-            lease.release(),
-            arena.close(),
-            region.close(),
-        ]
-        return [answers, region.closed]
-
-    assert forked(child) == [[None] * 8, True]
-    assert counts(arena) == (1, 2, 0)
-    assert (arena.stats().pins, arena.stats().views) == (1, 1)
-    view.__exit__(None, None, None)
-    pin.end()
-    lease.release()
-    other.release()
-    assert not region.closed
-
-
-def test_a_forked_child_waits_for_no_lock_of_its_parents_threads(make_arena, make_region, forked):
-    """A thread that was in a call is not there to end it."""
-    arena = make_arena(2)
-    region = arena.regions[0]
-    lease = arena.reserve(1, "one")
-    buffer, pin = lease.buffer(), lease.pin("save")
-    held, release = threading.Event(), threading.Event()
-
-    def hold():
-        with arena._call.alone(), region._call.alone(), region._preparing:
-            held.set()
-            assert release.wait(60)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert held.wait(30)
-
-    def child():
-        refused = 0
-        for call in (
-            lambda: arena.reserve(1, "two"),
-            arena.stats,
-            lambda: lease.frames,
-            lambda: lease.pin("save"),
-            lambda: arena.addresses(lease),
-            buffer.plain,
-            lambda: buffer.view().__enter__(),
-            lambda: region.view(0, 8),
-            lambda: region.use("me"),
-            region.prepare,
-            lambda: arena.drain(region),
-        ):
-            try:
-                call()
-            except MisuseError:
-                refused += 1
-        pin.end()
-        lease.release()
-        arena.close()
-        region.close()
-        return refused
-
-    assert forked(child) == 11
-    release.set()
-    thread.join(30)
-    pin.end()
-    lease.release()
-
-
-def test_a_forked_child_has_no_descriptor_of_its_parent(make_region, forked, tmp_path, name):
-    regions = [
-        make_region(PAGE, kind=Kind.SHARED),
-        make_region(PAGE, kind=Kind.FILE, folder=str(tmp_path)),
-        make_region(PAGE, kind=Kind.NAMED, name=name),
-    ]
-    numbers = [region.descriptor for region in regions]
-
-    def child():
-        answers = []
-        for number in numbers:
-            try:
-                answers.append(os.fstat(number).st_size)
-            except OSError as error:
-                answers.append(error.strerror)
-        return answers
-
-    assert forked(child) == ["Bad file descriptor"] * 3
-    assert [os.fstat(number).st_size for number in numbers] == [PAGE] * 3
-    assert pathlib.Path("/dev/shm", f"stepwell-{name}").exists()
-
-
-def test_a_forked_child_may_have_an_arena_of_its_own(make_arena, forked):
-    from stepwell.memory.ask import Ask
-    from stepwell.memory.region import Region
-
-    arena = make_arena(2)
-    lease = arena.reserve(1, "one")
-
-    def child():
-        own, region = Arena(PAGE, 3), Region.open(Ask(3 * PAGE))
-        own.add(region)
-        with own.reserve(2, "child") as mine:
-            with mine.buffer().view() as memory:
-                memory[0] = 6
-
-            def grandchild():
-                try:
-                    own.reserve(1, "grandchild")
-                except MisuseError as error:
-                    return "parent" in str(error)
-
-            told = forked(grandchild)
-        own.close()
-        region.close()
-        return [told, region.closed]
-
-    assert forked(child) == [True, True]
-    lease.release()
-    assert counts(arena) == (2, 0, 0)
 
 
 def test_m39_a_finalizer_in_a_call_of_a_region_waits_for_no_thread_that_waits_for_it(run_python):
@@ -1044,32 +623,3 @@ def test_m10_memory_stays_mapped_under_a_transfer_that_everybody_lost(make_regio
     with pytest.warns(ResourceWarning, match="a region was lost"):
         make_region(PAGE)
     assert not mapping.mapped
-
-
-def test_m04_a_finalizer_that_was_slower_than_the_collector_is_not_blamed(make_arena):
-    """Another thread's call found the lease lost before its holder's finalizer released it."""
-    arena = make_arena(2)
-    lease = arena.reserve(2, "one")
-    arena._books.lost.append(lease.books)
-    with pytest.warns(ResourceWarning, match="'one' was lost"):
-        assert arena.stats().free == 2
-    lease.release()
-    with pytest.raises(StaleError, match="the collector"):
-        lease.release()
-    assert arena.stats().free == 2
-
-
-def test_a_forked_child_is_told_that_numbers_and_frames_are_its_parents(make_arena, forked):
-    arena = make_arena(2)
-    region = arena.regions[0]
-
-    def child():
-        told = []
-        for call in (arena.number, arena.frames_in):
-            try:
-                call(region)
-            except MisuseError as error:
-                told.append("belongs to the parent" in str(error))
-        return told
-
-    assert forked(child) == [True, True]

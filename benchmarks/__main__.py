@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from benchmarks import chain, engine, frames, index, memory, pool, start, vllm_peer
+from benchmarks import chain, copy, engine, frames, host, index, memory, pool, start, vllm_peer
 from benchmarks.rows import Row, exit_code, table, write_json
 from benchmarks.world import World
 from stepwell.base.clock import SystemClock
@@ -22,6 +22,8 @@ GROUPS: Mapping[str, Callable[[World], Iterator[Row]]] = {
     "index": index.rows,
     "frames": frames.rows,
     "memory": memory.rows,
+    "copy": copy.rows,
+    "host": host.rows,
     "pool": pool.rows,
     "vllm": vllm_peer.rows,
     "engine": engine.rows,

@@ -17,11 +17,16 @@ if TYPE_CHECKING:
         StaleError,
         StepwellError,
     )
-    from stepwell.base.settings import EngineSettings, PoolSettings, Settings
+    from stepwell.base.settings import EngineSettings, HostSettings, PoolSettings, Settings
     from stepwell.base.threads import Health
-    from stepwell.cache.pool import Busy, Flags, KVView, NeverFits, PagePool, Ready
+    from stepwell.cache.ledger.loads import Loaded
+    from stepwell.cache.ledger.records import Cleared, Match, Released
+    from stepwell.cache.ledger.saves import Carried, Offer
+    from stepwell.cache.pool import Busy, Flags, KVView, Loading, NeverFits, PagePool, Ready
+    from stepwell.cache.store import StoreModel, TieredStore
     from stepwell.core.chain import Chain, Extra
-    from stepwell.core.geometry import Geometry, Group, Rule
+    from stepwell.core.cut import Cut
+    from stepwell.core.geometry import Geometry, Group, Rule, StateTensor
     from stepwell.core.key import Digest, Namespace
     from stepwell.core.part import Part, Shard
     from stepwell.core.reasons import Reason
@@ -33,6 +38,10 @@ if TYPE_CHECKING:
     from stepwell.memory.lease import Short
     from stepwell.memory.machine import read_machine
     from stepwell.memory.region import Region
+    from stepwell.move.copy import StackPlace
+    from stepwell.move.joined import JoinedPlace
+    from stepwell.move.packed import PackedPlace
+    from stepwell.move.stack import Stack
 
 __version__ = "0.1.0"
 
@@ -78,13 +87,31 @@ _HOMES = {
     "Record": "stepwell.engine.request",
     "Wishes": "stepwell.engine.request",
     "Sampling": "stepwell.engine.sampling",
+    "HostSettings": "stepwell.base.settings",
+    "Loading": "stepwell.cache.pool",
+    "TieredStore": "stepwell.cache.store",
+    "StoreModel": "stepwell.cache.store",
+    "Match": "stepwell.cache.ledger.records",
+    "Released": "stepwell.cache.ledger.records",
+    "Cleared": "stepwell.cache.ledger.records",
+    "Loaded": "stepwell.cache.ledger.loads",
+    "Offer": "stepwell.cache.ledger.saves",
+    "Carried": "stepwell.cache.ledger.saves",
+    "Cut": "stepwell.core.cut",
+    "Stack": "stepwell.move.stack",
+    "StackPlace": "stepwell.move.copy",
+    "PackedPlace": "stepwell.move.packed",
+    "JoinedPlace": "stepwell.move.joined",
 }
 
 __all__ = [
     "Arena",
     "Ask",
     "Busy",
+    "Carried",
     "Chain",
+    "Cleared",
+    "Cut",
     "Digest",
     "Engine",
     "EngineSettings",
@@ -93,13 +120,20 @@ __all__ = [
     "Geometry",
     "Group",
     "Health",
+    "HostSettings",
     "InputError",
+    "JoinedPlace",
     "KVView",
     "Kind",
     "LateError",
+    "Loaded",
+    "Loading",
+    "Match",
     "MisuseError",
     "Namespace",
     "NeverFits",
+    "Offer",
+    "PackedPlace",
     "PagePool",
     "Part",
     "PlainBuffer",
@@ -110,14 +144,19 @@ __all__ = [
     "Record",
     "RefusedError",
     "Region",
+    "Released",
     "Rule",
     "Sampling",
     "Settings",
     "Shard",
     "Short",
+    "Stack",
+    "StackPlace",
     "StaleError",
     "StateTensor",
     "StepwellError",
+    "StoreModel",
+    "TieredStore",
     "Trait",
     "Wishes",
     "__version__",

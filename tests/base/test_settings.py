@@ -31,6 +31,19 @@ KEYS = {
     "engine.queue_requests",
     "engine.replay_tokens",
     "memory.device_nodes",
+    "host.capacity_bytes",
+    "host.save",
+    "host.verify",
+    "host.pinned",
+    "host.threads",
+    "host.within_ms",
+    "host.slowest_bytes",
+    "host.least_pages",
+    "host.match_steps",
+    "host.keep_percent",
+    "host.breaker_faults",
+    "host.breaker_rest_ms",
+    "host.debug",
 }
 
 
@@ -184,10 +197,20 @@ def test_a_value_of_the_wrong_kind_is_refused_with_key_and_source(key, value):
     assert "override" in str(caught.value)
 
 
-NO_NUMBERS = {"cache_dir", "pool.debug", "pool.contiguous", "memory.device_nodes"}
+NO_NUMBERS = {
+    "cache_dir",
+    "pool.debug",
+    "pool.contiguous",
+    "memory.device_nodes",
+    "host.save",
+    "host.verify",
+    "host.pinned",
+    "host.debug",
+}
+FROM_ZERO = {"pool.state_tokens", "host.capacity_bytes", "host.keep_percent"}
 
 
-@pytest.mark.parametrize("key", sorted(KEYS - NO_NUMBERS - {"pool.state_tokens"}))
+@pytest.mark.parametrize("key", sorted(KEYS - NO_NUMBERS - FROM_ZERO))
 @pytest.mark.parametrize("value", [0, -1, "0"])
 def test_a_number_below_its_range_is_refused(key, value):
     with pytest.raises(ConfigError, match=re.escape(key)):
@@ -198,6 +221,14 @@ def test_a_number_below_its_range_is_refused(key, value):
 def test_the_lowest_number_of_a_range_is_taken(key):
     loaded = read_settings(environment={}, overrides={key: 1})
     assert {setting.key: setting.value for setting in loaded.values}[key] == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("host.save", "never"), ("host.verify", "yes"), ("host.keep_percent", 101)]
+)
+def test_a_value_of_the_host_tier_that_means_nothing_is_refused(key, value):
+    with pytest.raises(ConfigError, match=re.escape(key)):
+        read_settings(environment={}, overrides={key: value})
 
 
 @pytest.mark.parametrize("given", ["512MiB", "0.5 GiB", 2**29, str(2**29)])

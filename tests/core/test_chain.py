@@ -529,3 +529,162 @@ def test_random_prompts_have_no_key_in_common_unless_a_prefix():
         tokens = [rng.randrange(3) for _ in range(12)]
         for page, key in enumerate(Chain(PLAIN, tokens).keys(0, 3)):
             assert seen.setdefault(key, tokens[: 4 * (page + 1)]) == tokens[: 4 * (page + 1)]
+
+
+# Digests of another engine
+
+
+FOREIGN = [b"\x01" * 32, b"\x02" * 32, b"x"]
+
+
+def foreign_keys(root, digests):
+    """What another implementation would write."""
+    foreign = hashlib.sha256(b"stepwell foreign key" + root).digest()
+    return [hashlib.sha256(foreign + sized(digest)).digest() for digest in digests]
+
+
+def test_foreign_keys_are_what_plain_hashlib_gives():
+    root, _ = plain_keys({"page_tokens": 4, "model": "m"}, [])
+    chain = Chain.foreign(PLAIN, FOREIGN)
+    assert chain.keys(0, 3) == foreign_keys(root, FOREIGN)
+    secret, _ = plain_keys({"page_tokens": 4, "model": "m"}, [], secret=b"s")
+    assert Chain.foreign(PLAIN, FOREIGN, b"s").keys(0, 3) == foreign_keys(secret, FOREIGN)
+
+
+def test_a_golden_vector_holds_foreign_keys():
+    """They name what lies on disks of other machines: they change with a format version only."""
+    assert [key.hex() for key in Chain.foreign(PLAIN, FOREIGN).keys(0, 3)] == [
+        "94bc6d87d1b5956e7f86105a19630ca0d94238fcc708085106685dab90e1c4fd",
+        "d4b2c7a243881d68eb3c4f687bd16d223f06b387ef102c2713fc22a2bc173df2",
+        "e0e041f4d6da16456f1da3237db53f85dbc9ef0b55beb6912aec2cf3aaaa1a1f",
+    ]
+
+
+def test_no_foreign_key_is_one_of_tokens():
+    """Not even where the digests are our own keys, or bytes of tokens."""
+    tokens = Chain(PLAIN, range(12))
+    own = tokens.keys(0, 3)
+    raw = [row.tobytes() for row in tokens.page_rows(0, 3)]
+    seen = {tokens.root, *own}
+    for digests in (own, raw, [own[0], raw[1]], [tokens.root]):
+        chain = Chain.foreign(PLAIN, digests)
+        keys = {chain.root, *chain.keys(0, chain.pages)}
+        assert len(keys) == len(digests) + 1
+        assert not keys & {tokens.root, *own}
+        seen |= keys
+    assert len(seen) > 4 + 6
+
+
+def test_digests_cannot_run_into_each_other_or_into_the_root():
+    digests = [b"a", b"a\0", b"\0a", b"aa", b"a" * 1024]
+    keys = Chain.foreign(PLAIN, digests).keys(0, 5)
+    assert len(set(keys)) == 5
+
+
+def test_the_namespace_and_the_secret_change_every_foreign_key():
+    spaces = [
+        PLAIN,
+        Namespace(4, model="n"),
+        Namespace(4, model="m", tenant="t"),
+        Namespace(8, model="m"),
+    ]
+    keys = [key for space in spaces for key in Chain.foreign(space, FOREIGN).keys(0, 3)]
+    for secret in (b"", b"s"):
+        keys += Chain.foreign(PLAIN, FOREIGN, secret).keys(0, 3)
+    assert len(set(keys)) == 3 * 6
+
+
+def test_one_digest_has_one_key_wherever_it_stands():
+    """It covers what is before it, so it says by itself what the page is."""
+    assert Chain.foreign(PLAIN, FOREIGN[1:]).keys(0, 2) == Chain.foreign(PLAIN, FOREIGN).keys(1, 3)
+
+
+def test_nobody_knows_the_tokens_of_a_foreign_chain():
+    chain = Chain.foreign(PLAIN, FOREIGN)
+    assert (chain.opaque, len(chain), chain.pages) == (True, 12, 3)
+    assert not Chain(PLAIN, range(4)).opaque
+    assert not chain.page_rows(0, 3).any()
+    for call in (lambda: chain.tokens, lambda: chain.append([1]), lambda: chain.append([])):
+        with pytest.raises(InputError, match="foreign digests"):
+            call()
+    assert len(chain) == 12
+
+
+@pytest.mark.parametrize(
+    "digests",
+    [
+        [b""],
+        [b"a", b""],
+        [b"a", b"a"],
+        [b"a", b"b", b"a"],
+        [b"a" * 1025],
+        ["a"],
+        [None],
+        [1],
+        [[1]],
+        [bytearray(b"a")],
+        b"ab",
+    ],
+    ids=repr,
+)
+def test_digests_that_are_none_or_come_twice_are_refused(digests):
+    with pytest.raises(InputError, match="digests"):
+        Chain.foreign(PLAIN, digests)
+
+
+def test_a_fork_of_a_foreign_chain_goes_its_own_way():
+    chain = Chain.foreign(PLAIN, FOREIGN)
+    twin = chain.fork()
+    assert twin.opaque
+    assert twin.keys(0, 3) == chain.keys(0, 3)
+    twin.truncate(7)
+    assert (twin.pages, twin.keys(0, 1)) == (1, chain.keys(0, 1))
+    assert (chain.pages, len(chain.keys(0, 3))) == (3, 3)
+    with pytest.raises(InputError, match="page 1"):
+        twin.key(1)
+    with pytest.raises(InputError, match="foreign digests"):
+        twin.append([1])
+
+
+@pytest.mark.parametrize("tokens", range(13))
+def test_a_foreign_chain_that_is_cut_keeps_its_full_pages(tokens):
+    chain = Chain.foreign(PLAIN, FOREIGN)
+    expected = chain.keys(0, tokens // 4)
+    chain.truncate(tokens)
+    assert chain.pages == tokens // 4
+    assert chain.keys(0, chain.pages) == expected
+    with pytest.raises(InputError, match="full pages"):
+        chain.key(chain.pages)
+    with pytest.raises(InputError, match="-1"):
+        chain.key(-1)
+
+
+def test_no_digests_make_a_chain_without_pages():
+    chain = Chain.foreign(PLAIN, [])
+    assert (chain.pages, chain.opaque, chain.keys(0, 0)) == (0, True, [])
+
+
+def test_an_unknown_adapter_gives_no_foreign_keys_either():
+    chain = Chain.foreign(Namespace(4, model="m", adapter=Digest.UNKNOWN), FOREIGN)
+    assert chain.pages == 3
+    for one in (chain, chain.fork()):
+        with pytest.raises(InputError, match="adapter_unknown"):
+            one.key(0)
+
+
+# Excerpts; what they answer is in test_excerpt.py
+
+
+def test_an_excerpt_hashes_no_page_behind_it(hashed):
+    chain = Counted(PLAIN, range(400), [Extra(0, 300, "media", b"d")])
+    excerpt = chain.excerpt(2, 5)
+    assert hashed() == 5
+    chain.excerpt(2, 5)
+    excerpt.excerpt(3, 4)
+    assert hashed() == 5
+    assert excerpt.own == tuple(chain.keys(2, 5))
+
+
+def test_an_excerpt_of_a_chain_without_keys_is_refused():
+    with pytest.raises(InputError, match="adapter_unknown"):
+        Chain(Namespace(4, model="m", adapter=Digest.UNKNOWN), range(8)).excerpt(0, 1)

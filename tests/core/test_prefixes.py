@@ -164,7 +164,7 @@ def test_what_hangs_on_a_page_leaves_with_it():
     assert len(world.collect()) == 2 + 2 + 3
     assert [index.has(chain.key(3)) for index in world.prefixes.walked] == [False, False]
     assert world.match(other).pages == 2
-    assert world.prefixes.drop_all() == 4
+    assert world.prefixes.drop_root(None) == 4
     assert world.match(other, request="s").pages == 0
     world.check()
 
@@ -192,7 +192,7 @@ def test_a_match_that_is_given_back_leaves_pages_later_than_what_hangs_on_them()
     world.prefixes.let_go(world.match(chain))
     assert world.prefixes.evict(1)
     assert not world.prefixes.walked[0].has(chain.key(1))
-    assert world.prefixes.closed.has(chain.key(1))
+    assert world.prefixes.closed.frame_of(chain.key(1)) is not None
     world.check()
 
 

@@ -44,4 +44,4 @@ def shares(lines: list[str]) -> None:
     ]
 
 
-SAYS = {"decode_loop": reuses, "shared_frames": shares}
+SAYS = {"decode_loop": reuses, "byte_engine": reuses, "shared_frames": shares}

@@ -48,8 +48,16 @@ def test_the_sampling_example_says_the_same_every_time_and_stops() -> None:
     assert run(EXAMPLES[2]) == printed
 
 
+def test_the_host_example_gets_its_first_prompt_back() -> None:
+    first, _, again, _stats = run(EXAMPLES[4]).splitlines()
+    assert first.startswith("0 reused, 0 of them")
+    reused, loaded = (int(word) for word in again.split() if word.isdigit())
+    assert reused == 96
+    assert loaded > 0
+
+
 def test_the_memory_example_frees_frames_only_after_the_transfer() -> None:
-    frames, *refusals, during, after = run(EXAMPLES[4]).splitlines()
+    frames, *refusals, during, after = run(EXAMPLES[5]).splitlines()
     assert frames.partition(";")[0] == "16 frames"
     assert bool(refusals) is frames.endswith("False")
     assert during == "13 free while the transfer reads"

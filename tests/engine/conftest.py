@@ -78,6 +78,9 @@ class Recorder:
     def calls(self, counts: Any) -> Any:
         return self.inner.calls(counts)
 
+    def fence(self) -> Any:
+        return self.inner.fence()
+
     def run(self, view: Any, tokens: list[int], keep: Sequence[int]) -> Computed:
         computed = self.inner.run(view, tokens, range(len(tokens)))
         names = {state.row: name for name, state in self.engine.pool._held.requests.items()}

@@ -90,6 +90,52 @@ class MemorySettings:
 
 
 @dataclass(frozen=True, slots=True)
+class HostSettings:
+    """The host tier: `tiers.host`, `move`, and the ledger that decides.
+
+    Attributes:
+        capacity_bytes: of its frames, with what they need beside their bytes; 0: no host tier.
+        save: when pages are saved: `sealed`, `second_use`, or `evicted` from the device.
+        verify: which loads compare sums: `always`, `sample` (one frame in 16), or `never`.
+        pinned: whether the memory should stay in place; copies of a GPU need it.
+        threads: that copy, on each rank.
+        within_ms: milliseconds for a movement, beside the time for its bytes.
+        slowest_bytes: that a movement has to make in a second, or it is too late.
+        least_pages: a shorter load is not worth it.
+        match_steps: scheduling steps after which a match that nobody loads ends.
+        keep_percent: of the frames, that keeps may have.
+        breaker_faults: movements in a row that fail before the tier is left alone.
+        breaker_rest_ms: milliseconds for which it is.
+        debug: check every invariant of the ledger after every call; slow.
+    """
+
+    capacity_bytes: int = _spec(0, "bytes of the host tier; 0: none", 0, size=True)
+    save: str = _spec("sealed", "when pages are saved: sealed, second_use, evicted")
+    verify: str = _spec("always", "which loads compare sums: always, sample, never")
+    pinned: bool = _spec(False, "memory that stays in place; copies of a GPU need it")
+    threads: int = _spec(2, "threads that copy, on each rank", 1)
+    within_ms: int = _spec(1000, "milliseconds for a movement, beside those for its bytes", 1)
+    slowest_bytes: int = _spec(200 << 20, "a movement below so many a second is late", 1, size=True)
+    least_pages: int = _spec(1, "a shorter load is not worth it", 1)
+    match_steps: int = _spec(256, "steps after which a match that nobody loads ends", 1)
+    keep_percent: int = _spec(25, "of the frames, that keeps may have", 0)
+    breaker_faults: int = _spec(3, "failures in a row before the tier is left alone", 1)
+    breaker_rest_ms: int = _spec(1000, "milliseconds for which it is left alone", 1)
+    debug: bool = _spec(False, "check every invariant of the ledger after every call; slow")
+
+    def __post_init__(self) -> None:
+        """Refuses texts that mean nothing."""
+        for name, value, known in (
+            ("save", self.save, ("sealed", "second_use", "evicted")),
+            ("verify", self.verify, ("always", "sample", "never")),
+        ):
+            if value not in known:
+                raise ConfigError(f"host.{name} is {value!r}", limit=", ".join(known))
+        if self.keep_percent > 100:
+            raise ConfigError(f"host.keep_percent is {self.keep_percent}", limit="0 to 100")
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """The whole tree.
 
@@ -98,12 +144,14 @@ class Settings:
         pool: the device side.
         engine: continuous batching.
         memory: where raw bytes come from.
+        host: the host tier.
     """
 
     cache_dir: str = _spec("", "where converted models lie; empty: the user's cache folder")
     pool: PoolSettings = field(default_factory=PoolSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
     memory: MemorySettings = field(default_factory=MemorySettings)
+    host: HostSettings = field(default_factory=HostSettings)
 
 
 @dataclass(frozen=True, slots=True)

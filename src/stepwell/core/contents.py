@@ -11,8 +11,9 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from stepwell.core.chain import TOKEN, Chain
+from stepwell.core.chain import TOKEN, Pages
 from stepwell.core.check import Findings
+from stepwell.core.excerpt import Excerpt
 from stepwell.core.frames import FrameIds
 
 _SHARDS = 256
@@ -75,7 +76,7 @@ class Contents:
             self._keys[frame] = key
         return len(keys)
 
-    def write(self, frames: FrameIds, chain: Chain, first: int) -> None:
+    def write(self, frames: FrameIds, chain: Pages, first: int) -> None:
         """Notes tokens and extras of a chain's pages, from page `first` on."""
         last = first + len(frames)
         self._tokens[frames] = chain.page_rows(first, last)
@@ -84,7 +85,7 @@ class Contents:
             self._extras[frame] = chain.extras_of(page)
             self._marked[frame] = True
 
-    def equal(self, frames: FrameIds, chain: Chain, first: int) -> int:
+    def equal(self, frames: FrameIds, chain: Pages, first: int) -> int:
         """How many leading frames have the tokens and extras of the chain from page `first` on."""
         rows = chain.page_rows(first, first + len(frames))
         mine = self._tokens.take(frames, axis=0)
@@ -118,6 +119,16 @@ class Contents:
         """The keys of those of these frames that can be found."""
         keys = (self._keys[frame] for frame in frames)
         return [key for key in keys if key is not None]
+
+    def excerpt(self, frames: FrameIds, root: bytes, first: int) -> Excerpt:
+        """What is in these frames, as pages from `first` on; all of them can be found."""
+        keys = tuple(self.keys_of(frames.tolist()))
+        rows = self._tokens.take(frames, axis=0)
+        extras = {
+            first + int(at): self._extras[int(frames[at])]
+            for at in np.flatnonzero(self._marked[frames])
+        }
+        return Excerpt(rows.shape[1], root, first, None, keys, rows, extras)
 
     def check(self, findings: Findings) -> None:
         """Notes every broken invariant of map and columns."""

@@ -6,6 +6,8 @@ tokens, requests. Neighbours: `index` and the owner of a reservation move frames
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -27,6 +29,11 @@ for _before, _after in _MOVES:
 _ALLOWED_ONE = [row.tolist() for row in _ALLOWED]
 _FILLING = int(Status.FILLING)
 _GENERATIONS = 2**32 - 1
+
+
+def joined(pieces: Sequence[FrameIds]) -> FrameIds:
+    """One array of several, at least one; of one without a copy."""
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
 class Frames:

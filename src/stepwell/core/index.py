@@ -1,7 +1,7 @@
 """The closed index: content keys to the frames of one place.
 
-Owns: which key is where, the tokens of every indexed page, leases. Must not know: requests beyond
-their id, tensors, tiers. Neighbours: `frames` has the statuses, `paths` the tree, `evict` the order.
+Owns: what enters and leaves, and leases. Must not know: requests beyond their id, tensors, tiers. Neighbours:
+`lookup` answers what changes nothing, `frames` has the statuses, `paths` the tree, `evict` the order.
 
 *Closed* means that the parent of every indexed page is indexed too. So the longest match is found by
 galloping over keys, a lease holds the deepest page only (its ancestors have a child), and only
@@ -16,37 +16,22 @@ import numpy as np
 
 from stepwell.base.errors import InputError, MisuseError
 from stepwell.base.observe import Counters
-from stepwell.core.chain import Chain
+from stepwell.core.chain import Chain, Pages
 from stepwell.core.check import Findings
-from stepwell.core.contents import Contents
 from stepwell.core.evict.policy import Policy
-from stepwell.core.frames import FrameIds, Frames
+from stepwell.core.frames import FrameIds, Frames, joined
 from stepwell.core.invariants import check_groups, check_index
 from stepwell.core.lease import Books, Lease, Leases, caller
-from stepwell.core.match import Match, Sealed
+from stepwell.core.lookup import Lookup
+from stepwell.core.match import Agree, Held, Sealed, whole
 from stepwell.core.page import Status
-from stepwell.core.paths import NO_FRAME, Paths
-from stepwell.core.reasons import Reason
+from stepwell.core.paths import NO_FRAME
 from stepwell.core.walked import WalkedIndex
 
 _NONE: FrameIds = np.empty(0, np.int32)
 
 
-Agree = Callable[[int], int]
-"""Of so many pages that were found, how many are of use."""
-
-
-def whole(known: int) -> int:
-    """All of them: there is nobody else to ask."""
-    return known
-
-
-def _joined(pieces: list[FrameIds]) -> FrameIds:
-    """One array of several; of one without a copy."""
-    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-
-
-class ClosedIndex:
+class ClosedIndex(Lookup):
     """Content keys to the frames of one place, closed under parents. Not thread-safe.
 
     A page enters sealed, with its tokens, below its parent (`seal`); it leaves tail first when the
@@ -71,16 +56,14 @@ class ClosedIndex:
         counters: Counters,
         companions: Sequence[WalkedIndex] = (),
     ) -> None:
-        self.page_tokens = page_tokens
-        self._frames = frames
+        super().__init__(frames, page_tokens, counters)
         self._policy = policy
-        self._counters = counters
-        self._paths = Paths(frames.count)
-        self._contents = Contents(frames.count, page_tokens)
         self._leases = Leases()
         self._companions = companions
         self._going: list[FrameIds] = []  # left the tree in this call
         self._left: list[FrameIds] = []  # LEAVING, for the next `collect`
+        # Called with the deepest page of a path from which pages are evicted, while all of it is still here.
+        self.evicting: Callable[[int], None] | None = None
 
     @property
     def evictable(self) -> int:
@@ -92,27 +75,12 @@ class ClosedIndex:
         """Pages that leases keep."""
         return self._paths.guarded
 
-    def longest(self, chain: Chain, limit: int) -> int:
-        """How many leading pages of a chain have their key here; changes nothing, compares no tokens.
-
-        Args:
-            chain: the prompt.
-            limit: pages to look at, at most its full pages.
-        """
-        chain.require(self.page_tokens)
-        return self._contents.gallop(chain.key, min(limit, chain.pages))
-
-    def find(self, chain: Chain) -> int | None:
-        """The frame of the last full page of a chain, if its whole path is here with its tokens."""
-        path, _ = self._longest_path(chain, chain.pages)
-        return int(path[-1]) if 0 < chain.pages == len(path) else None
-
     def path(self, lease: Lease, pages: int | None = None) -> FrameIds:
         """The frames of the last `pages` pages that a lease keeps, all by default; shape [pages]."""
         books = self._leases.own(lease)
         return _NONE if books.deepest == NO_FRAME else self._paths.path(books.deepest, pages)
 
-    def match(self, request: Hashable, chain: Chain, limit: int, agree: Agree = whole) -> Match:
+    def match(self, request: Hashable, chain: Chain, limit: int, agree: Agree = whole) -> Held:
         """Finds the longest sealed prefix and holds it, in one step.
 
         Asking again with the same request replaces its earlier lease, which is then stale: nothing
@@ -128,35 +96,12 @@ class ClosedIndex:
         path, reason = self._longest_path(chain, limit)
         known = len(path)
         path = path[: agree(known)]
-        return Match(self._take(request, path), path, reason, known)
-
-    def _longest_path(self, chain: Chain, limit: int) -> tuple[FrameIds, Reason]:
-        """The longest sealed prefix, proved, and why it is not longer."""
-        chain.require(self.page_tokens)
-        limit = min(limit, chain.pages)
-        claimed = self._contents.gallop(chain.key, limit)
-        path = _NONE
-        if claimed:
-            deepest = self._contents.find(chain.key(claimed - 1))
-            assert deepest is not None, "a key that was just found"
-            path = self._paths.path(deepest)[:claimed]
-            if self._paths.root(deepest) != chain.root:
-                path = _NONE
-            path = path[: self._contents.equal(path, chain, 0)]
-        reason = Reason.NOT_SEALED
-        if limit <= 0:
-            reason = Reason.BELOW_A_PAGE
-        elif len(path) < claimed:
-            reason = Reason.TOKENS_DIFFER
-            self._counters.add("key_collisions")
-        elif claimed == limit:
-            reason = Reason.WHOLE_PREFIX
-        return path, reason
-
-    def _take(self, request: Hashable, path: FrameIds) -> Lease:
         deepest = int(path[-1]) if len(path) else NO_FRAME
-        generation = int(self._frames.generation[deepest]) if len(path) else 0
-        books = Books(request, deepest, generation, len(path), True, caller(2))
+        return Held(self._take(request, deepest, len(path)), path, reason, known)
+
+    def _take(self, request: Hashable, deepest: int, pages: int) -> Lease:
+        generation = int(self._frames.generation[deepest]) if pages else 0
+        books = Books(request, deepest, generation, pages, True, caller(2))
         if deepest != NO_FRAME:
             self._paths.hold(deepest)
             self._policy.withdraw(deepest)
@@ -165,7 +110,32 @@ class ClosedIndex:
             self._end(earlier)
         return self._leases.take(books)
 
-    def seal(self, lease: Lease, chain: Chain, frames: FrameIds, *, twins: bool = True) -> Sealed:
+    def hold(self, request: Hashable, pages: Pages, end: int) -> Lease | None:
+        """Holds the path of the last of some pages, found by its key alone, so that others can be sealed below it.
+
+        What was sealed there may be other tokens, if two keys collide: a match, which compares them, says so.
+
+        Args:
+            request: who asks; as for `match`.
+            pages: that end there, or begin.
+            end: pages of the path; 0 holds nothing, and gives a lease under which a chain can begin.
+
+        Returns:
+            The lease, or None when that page is not here.
+        """
+        self._reap()
+        if not end:
+            return self._take(request, NO_FRAME, 0)
+        deepest = self._contents.find(pages.key(end - 1))
+        if (
+            deepest is None
+            or self._paths.depth[deepest] != end - 1
+            or self._paths.root(deepest) != pages.root
+        ):
+            return None
+        return self._take(request, deepest, end)
+
+    def seal(self, lease: Lease, chain: Pages, frames: FrameIds, *, twins: bool = True) -> Sealed:
         """Indexes the pages that follow a lease's prefix, and moves its hold to the deepest.
 
         A page whose key is here already keeps its first frame. A page that cannot be indexed (its
@@ -212,7 +182,7 @@ class ClosedIndex:
         self._counters.add("pages_duplicate", len(same))
         return Sealed(kept, frames[: len(same)])
 
-    def _twins(self, chain: Chain, books: Books, keys: list[bytes]) -> FrameIds:
+    def _twins(self, chain: Pages, books: Books, keys: list[bytes]) -> FrameIds:
         """Frames of leading pages whose keys are all here, as far as parent and tokens prove them."""
         deepest = self._contents.find(keys[-1]) if keys else None
         if deepest is None:
@@ -226,7 +196,7 @@ class ClosedIndex:
             return _NONE
         return twins[: self._contents.equal(twins, chain, books.pages)]
 
-    def _insert(self, above: int, chain: Chain, keys: list[bytes], frames: FrameIds) -> FrameIds:
+    def _insert(self, above: int, chain: Pages, keys: list[bytes], frames: FrameIds) -> FrameIds:
         """Seals new pages below `above`; ends at the first key that other tokens have."""
         frames = frames[: self._contents.claim(keys, frames)]
         if not len(frames):
@@ -308,7 +278,7 @@ class ClosedIndex:
     def _mark_going(self) -> None:
         """Marks what left in this call as LEAVING, in one move however many runs it came from."""
         if self._going:
-            gone = _joined(self._going)
+            gone = joined(self._going)
             self._going.clear()
             self._frames.move(gone, Status.LEAVING)
             self._left.append(gone)
@@ -340,6 +310,8 @@ class ClosedIndex:
         """
         tail = self._paths.tail(victim, limit)
         going = tail[: self._policy.in_a_row(tail)]
+        if self.evicting is not None:
+            self.evicting(victim)
         self._settle(self._leave(going))
         self._counters.add("pages_evicted", len(going))
         return len(going)
@@ -379,28 +351,12 @@ class ClosedIndex:
         self._counters.add("pages_dropped", gone)
         return gone
 
-    def tops(self) -> list[int]:
-        """The frames of all indexed first pages: to drop them is to forget everything."""
-        return [frame for frame in self._paths.tops() if self._contents.has(frame)]
-
-    def pages(self) -> list[int]:
-        """The frames of all pages, found or held; linear."""
-        return [frame for frame in range(self._frames.count) if frame in self._paths]
-
-    def offered(self, frame: int) -> bool:
-        """Whether the frame holds an indexed page that may leave now."""
-        return self._contents.has(frame) and self._paths.loose(frame)
-
-    def has(self, key: bytes) -> bool:
-        """Whether a page with this key can be found."""
-        return self._contents.find(key) is not None
-
     def collect(self) -> FrameIds:
         """The LEAVING frames since the last call, which are the caller's to free; shape [n]."""
         self._reap()
         self._mark_going()
         left, self._left = self._left, []
-        return _joined(left) if left else _NONE
+        return joined(left) if left else _NONE
 
     def _reap(self) -> None:
         """Releases leases that their holders lost; here, because the collector may only queue."""

@@ -5,15 +5,24 @@ Neighbours: `index` and `walked` give them, the owner of a page table reads them
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from stepwell.core.frames import FrameIds
 from stepwell.core.lease import Lease
 from stepwell.core.reasons import Reason
 
+Agree = Callable[[int], int]
+"""Of so many pages that were found, how many are of use."""
+
+
+def whole(known: int) -> int:
+    """All of them: there is nobody else to ask."""
+    return known
+
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class Held:
     """What a lookup found and holds.
 
     Attributes:

@@ -10,13 +10,13 @@ from there, each in turn, until all agree. Pages and states share the frames, an
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from stepwell.base.observe import Counters
-from stepwell.core.chain import Chain
+from stepwell.core.chain import Chain, Pages
 from stepwell.core.check import Findings
 from stepwell.core.cut import Cut
 from stepwell.core.evict.policy import Policy
@@ -146,7 +146,18 @@ class Prefixes:
                 self._release(lease, records)
         return Found(pages, lease, frames, tuple(records), parted, reason)
 
-    def _agree(self, chain: Chain, known: int) -> int:
+    def hold_boundary(self, chain: Pages, known: int) -> list[tuple[WalkedIndex, FrameIds]]:
+        """Holds what the other groups have at the deepest boundary up to so many pages that are here.
+
+        Returns:
+            For each of them the records, to be released there.
+        """
+        pages = self._agree(chain, known)
+        return [
+            (index, index.hold(chain, max(0, pages - index.reach), pages)) for index in self.walked
+        ]
+
+    def _agree(self, chain: Pages, known: int) -> int:
         """The deepest boundary up to `known` that every walked group has; only ever steps back."""
         pages = known
         agreed = False
@@ -200,6 +211,38 @@ class Prefixes:
             return pages
         return np.concatenate([pages, *(index.collect() for index in self.walked)])
 
+    def below(self, chain: Chain) -> FrameIds:
+        """The frames of all that `drop` would forget, in every group; shape [n]."""
+        if self.closed is None:
+            return self._all_frames(index.of_root(chain.root) for index in self.walked)
+        frame = self.closed.find(chain)
+        return np.empty(0, np.int32) if frame is None else self._with_companions([frame])
+
+    def below_root(self, root: bytes | None) -> FrameIds:
+        """The frames of all that `drop_root` would forget, in every group; shape [n]."""
+        if self.closed is None:
+            return self._all_frames(index.of_root(root) for index in self.walked)
+        return self._with_companions(self.closed.tops(root))
+
+    def _with_companions(self, tops: list[int]) -> FrameIds:
+        assert self.closed is not None, "a full group"
+        pages = [np.empty(0, np.int32)]
+        keys: list[bytes] = []
+        for top in tops:
+            frames, its = self.closed.below(top)
+            pages.append(frames)
+            keys += its
+        theirs = self._all_frames(index.with_keys(keys) for index in self.walked)
+        return np.concatenate([*pages, theirs])
+
+    def _all_frames(self, records: Iterable[FrameIds]) -> FrameIds:
+        """All frames of records of each walked group."""
+        frames = [
+            index.frames_of(its).reshape(-1)
+            for index, its in zip(self.walked, records, strict=True)
+        ]
+        return np.concatenate([np.empty(0, np.int32), *frames])
+
     def drop(self, chain: Chain) -> int:
         """Forgets every page that begins with a chain of full pages, and all that hangs on them.
 
@@ -213,11 +256,11 @@ class Prefixes:
         frame = self.closed.find(chain)
         return 0 if frame is None else self.closed.drop(frame)
 
-    def drop_all(self) -> int:
-        """Forgets everything; linear in what is known."""
+    def drop_root(self, root: bytes | None) -> int:
+        """Forgets all of one namespace, given by the root of its chains, or everything; linear in what is known."""
         if self.closed is None:
-            return sum(index.forget_root(None) for index in self.walked)
-        return sum(self.closed.drop(frame) for frame in self.closed.tops())
+            return sum(index.forget_root(root) for index in self.walked)
+        return sum(self.closed.drop(frame) for frame in self.closed.tops(root))
 
     def check(self, findings: Findings) -> None:
         """Notes every broken invariant of all indexes and between them."""

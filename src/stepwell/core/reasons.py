@@ -32,3 +32,5 @@ class Reason(StrEnum):
     """The request asked not to reuse."""
     ADAPTER_UNKNOWN = "adapter_unknown"
     """An adapter is in use whose digest is not known: nothing is reused or sealed."""
+    TIER_DOWN = "tier_down"
+    """The tier that may have it has failed several times, and is left alone for a while."""

@@ -12,18 +12,19 @@ Source: going on from the last pages of a window alone, right to left, is vLLM's
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from stepwell.base.errors import MisuseError
 from stepwell.base.observe import Counters
-from stepwell.core.chain import Chain
+from stepwell.core.chain import Pages
 from stepwell.core.check import Findings
 from stepwell.core.contents import Contents
 from stepwell.core.cut import Cut
 from stepwell.core.evict.policy import Policy
+from stepwell.core.excerpt import Excerpt
 from stepwell.core.frames import FrameIds, Frames
 from stepwell.core.match import Sealed
 from stepwell.core.page import Status
@@ -71,6 +72,8 @@ class WalkedIndex:
         self._count = 0
         self._held = 0
         self._left: list[FrameIds] = []
+        # Called with a record that is about to be evicted, while it is still here.
+        self.evicting: Callable[[int], None] | None = None
 
     @property
     def evictable(self) -> int:
@@ -82,7 +85,7 @@ class WalkedIndex:
         """Frames of the records that somebody holds."""
         return self._held * self.record_frames
 
-    def boundary(self, chain: Chain, limit: int) -> int:
+    def boundary(self, chain: Pages, limit: int) -> int:
         """The deepest boundary, in pages, from which this group can go on; changes nothing.
 
         Args:
@@ -103,7 +106,7 @@ class WalkedIndex:
             end = first + proved
         return 0
 
-    def _found(self, chain: Chain, first: int, last: int) -> FrameIds:
+    def _found(self, chain: Pages, first: int, last: int) -> FrameIds:
         """The records at the last pages of `[first, last)` up to the first gap from the right; shape [n]."""
         records: list[int] = []
         for page in range(last - 1, first - 1, -1):
@@ -113,7 +116,7 @@ class WalkedIndex:
             records.append(record)
         return np.array(records[::-1], np.int32)
 
-    def _proved(self, records: FrameIds, chain: Chain, first: int) -> int:
+    def _proved(self, records: FrameIds, chain: Pages, first: int) -> int:
         """How many leading records are those of the chain's pages from `first` on."""
         roots = [self._roots[record] == chain.root for record in records.tolist()]
         right = np.array(roots, np.bool_)
@@ -125,7 +128,7 @@ class WalkedIndex:
         """Whether a record with this key can be found."""
         return self._contents.find(key) is not None
 
-    def hold(self, chain: Chain, first: int, last: int) -> FrameIds:
+    def hold(self, chain: Pages, first: int, last: int) -> FrameIds:
         """Holds the records at pages `[first, last)`, which `boundary` has proved in the same step.
 
         Returns:
@@ -142,7 +145,7 @@ class WalkedIndex:
         for record in records.tolist():
             self._policy.withdraw(record)
 
-    def seal(self, chain: Chain, first: int, frames: FrameIds, *, twins: bool = True) -> Sealed:
+    def seal(self, chain: Pages, first: int, frames: FrameIds, *, twins: bool = True) -> Sealed:
         """Indexes and holds the records at pages `[first, first + n)`.
 
         A record that is here already is held instead, and its new copy is handed back. One whose key
@@ -193,7 +196,7 @@ class WalkedIndex:
             self._counters.add("key_collisions")
         return Sealed(records, np.concatenate(spare) if spare else _NONE)
 
-    def _enter(self, own: FrameIds, chain: Chain, page: int) -> None:
+    def _enter(self, own: FrameIds, chain: Pages, page: int) -> None:
         """Notes a new record under its key."""
         record = int(own[0])
         self._contents.claim([chain.key(page)], own[:1])
@@ -257,6 +260,8 @@ class WalkedIndex:
 
     def take_out(self, victim: int) -> None:
         """Evicts the policy's victim; `collect` has its frames."""
+        if self.evicting is not None:
+            self.evicting(victim)
         self._leave(victim)
         self._counters.add("records_evicted")
 
@@ -279,20 +284,40 @@ class WalkedIndex:
         self._counters.add("records_dropped", found)
         return found
 
+    def found(self, record: int) -> bool:
+        """Whether a record is one that can be found."""
+        return self._contents.has(record)
+
+    def forget_record(self, record: int) -> None:
+        """Nobody finds a record any more; it leaves now, or with its last hold."""
+        self.forget(self._contents.keys_of([record]))
+
     def forget_root(self, root: bytes | None) -> int:
         """Forgets all records of one namespace, or of all; linear in the records.
 
         Without parents it cannot be told which records continue a prefix, so this is what a drop can do.
         """
-        keys = self._contents.keys_of(
-            [record for record, its in self._roots.items() if root is None or its == root]
-        )
-        return self.forget(keys)
+        return self.forget(self._contents.keys_of(self.of_root(root).tolist()))
+
+    def of_root(self, root: bytes | None) -> FrameIds:
+        """All records of one namespace, or of all, found or held; linear in the records."""
+        mine = [record for record, its in self._roots.items() if root is None or its == root]
+        return np.array(mine, np.int32)
+
+    def with_keys(self, keys: list[bytes]) -> FrameIds:
+        """The records that have one of these keys; shape [at most as many]."""
+        found = (self._contents.find(key) for key in keys)
+        return np.array([record for record in found if record is not None], np.int32)
 
     def collect(self) -> FrameIds:
         """The LEAVING frames since the last call, which are the caller's to free; shape [n]."""
         left, self._left = self._left, []
         return np.concatenate(left) if left else _NONE
+
+    def spelled(self, record: int) -> Excerpt:
+        """Tokens and key of a record that can be found."""
+        page = int(self._places[record])
+        return self._contents.excerpt(np.array([record], np.int32), self._roots[record], page)
 
     def records(self) -> list[int]:
         """All records, found or held; linear."""

@@ -108,10 +108,11 @@ class Answering:
         try:
             for computed in calls:
                 computed.save()
+            fence = self._runner.fence()
             while left:
                 request, count = left[0]
                 end = request.computed + count
-                self._pool.commit(request.name, request.tokens[request.computed : end])
+                self._pool.commit(request.name, request.tokens[request.computed : end], fence)
                 request.computed = end
                 request.computed_tokens += count
                 left.popleft()

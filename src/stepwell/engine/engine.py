@@ -126,7 +126,7 @@ class Engine:
                 f"the namespace has pages of {namespace.page_tokens} tokens",
                 limit=f"{chosen.page_tokens}, as pool.page_tokens",
             )
-        self.pool = PagePool(self.geometry, sizes, device=str(model.device))
+        self.pool = PagePool(self.geometry, sizes, str(model.device), tiers=settings.host)
         self.runner = Runner(model, self.geometry, self.pool.planes)
         self._clock = clock or SystemClock()
         self._decode = decode
@@ -317,7 +317,7 @@ class Engine:
             text = request.finish_text()
             self._inbox.append((request, Event(request.name, None, text, self._end(request, why))))
         if not batch:
-            return bool(refused)
+            return self._schedule.wait_for_tiers() or bool(refused)
         answers = self._answering.compute(batch)
         # The last goes first; if one raises, the others have their turn all the same.
         with ExitStack() as turns:
@@ -446,4 +446,5 @@ class Engine:
             self.cancel(name)
         if not self._closed:
             self.runner.close()
+            self.pool.end()
         self._closed = True

@@ -167,6 +167,7 @@ class Request:
     served: int = 0
     queued: int = 0
     reused_tokens: int | None = None
+    loaded_tokens: int | None = None
     resumed_tokens: int = 0
     computed_tokens: int = 0
     preemptions: int = 0
@@ -244,6 +245,7 @@ class Request:
             name=self.name,
             prompt_tokens=self.prompt_tokens,
             reused_tokens=self.reused_tokens,
+            loaded_tokens=self.loaded_tokens,
             resumed_tokens=self.resumed_tokens,
             computed_tokens=self.computed_tokens,
             preemptions=self.preemptions,
@@ -270,6 +272,7 @@ class Record:
         name: of the request.
         prompt_tokens: length of the prompt.
         reused_tokens: prompt tokens that the pool had when the request first got in.
+        loaded_tokens: of those, the ones that came from a tier for this request.
         resumed_tokens: tokens that the pool still had when it got in again after preemptions.
         computed_tokens: tokens that the model computed for it, repeats included.
         preemptions: how often it lost its frames.
@@ -290,6 +293,7 @@ class Record:
     name: str
     prompt_tokens: int
     reused_tokens: int | None
+    loaded_tokens: int | None
     resumed_tokens: int
     computed_tokens: int
     preemptions: int

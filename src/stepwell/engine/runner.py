@@ -24,6 +24,8 @@ from stepwell.cache.pool.view import KVView
 from stepwell.core.geometry import Geometry, Rule
 from stepwell.engine import attention
 from stepwell.engine.recurrent import StepCache
+from stepwell.move.fence import PASSED, Fence
+from stepwell.move.lane import recorded
 
 AttentionInterface.register(attention.NAME, attention.packed_attention)
 
@@ -99,6 +101,10 @@ class Runner:
         for name, count in counts.items():
             by_count.setdefault(count, {})[name] = count
         return list(by_count.values())
+
+    def fence(self) -> Fence:
+        """What tells that the device has done everything that was launched so far."""
+        return PASSED if self.model.device.type == "cpu" else recorded()
 
     def run(self, view: KVView, tokens: Sequence[int], keep: Sequence[int]) -> Computed:
         """Computes one call.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from stepwell.base.clock import Clock
 from stepwell.base.settings import EngineSettings
-from stepwell.cache.pool import Answer, Flags, NeverFits, PagePool, Ready
+from stepwell.cache.pool import Answer, Flags, Loading, NeverFits, PagePool, Ready
 from stepwell.core.chain import Chain
 from stepwell.core.key import Namespace
 from stepwell.engine.request import Finish, Request
@@ -22,6 +22,10 @@ vocabulary."""
 
 _PROMPT_SHARE = 4
 """Of a step's tokens, one in so many is kept for prompts when there are any."""
+
+
+_LOOK_S = 0.1
+"""How long to wait for news of a tier, before deadlines are looked at again."""
 
 
 class Schedule:
@@ -40,6 +44,8 @@ class Schedule:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.namespace = namespace
+        # Somebody was told in this step to wait for a tier; what it waits for may have come since.
+        self._on_the_way = False
         self._refused: list[tuple[Request, Finish]] = []
         self._served = 0
         self._turn_of_prompts = False
@@ -53,7 +59,9 @@ class Schedule:
 
         Requests that can never go on are for `take_refused` instead.
         """
+        self._pool.step()
         self._reconcile()
+        self._on_the_way = False
         lost = self._make_room()
         if not (lost and self.running):
             self._admit()
@@ -74,6 +82,16 @@ class Schedule:
             self._served += 1
             request.served = self._served
         return batch
+
+    def wait_for_tiers(self) -> bool:
+        """Waits a little, when nobody has anything to compute, for what somebody was told to wait for.
+
+        Returns:
+            Whether somebody was: the next step may have who computes.
+        """
+        if self._on_the_way:
+            self._pool.wait(_LOOK_S)
+        return self._on_the_way
 
     def _reconcile(self) -> None:
         """Puts right what Ctrl-C may have torn: who is where, in the lists and in the pool.
@@ -195,6 +213,7 @@ class Schedule:
             self.leave(request)
         if request in self.waiting:
             self.waiting.remove(request)
+            self._pool.give_up(request.name)
 
     def enqueue(self, request: Request) -> None:
         """A request waits."""
@@ -228,7 +247,13 @@ class Schedule:
                 self.waiting.remove(request)
                 self._refused.append((request, Finish.NO_ROOM))
                 continue
+            if isinstance(answer, Loading):
+                # Those behind it need not wait: what it needs most of is taken already.
+                places -= 1
+                self._on_the_way = True
+                continue
             if not isinstance(answer, Ready):
+                self._on_the_way |= self._pool.moving > 0
                 break
             self._start(request, answer)
             self.waiting.remove(request)
@@ -247,6 +272,7 @@ class Schedule:
         request.room = len(request.tokens)
         if request.reused_tokens is None:
             request.reused_tokens = answer.cached
+            request.loaded_tokens = answer.loaded
             request.reason = answer.reason
             request.admitted_s = self._clock.now_s()
         else:

@@ -31,11 +31,13 @@ class Ready:
         checkpoints: positions in the prompt, ascending, at which to end a step: the state there is kept if
             the request commits up to it exactly. Missing one costs reuse later, nothing else. Empty without
             state groups.
+        loaded: of the cached tokens, those that a tier brought for this request.
     """
 
     cached: int
     reason: Reason
     checkpoints: tuple[int, ...] = ()
+    loaded: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,19 @@ class Busy:
 
 
 @dataclass(frozen=True, slots=True)
+class Loading:
+    """Part of the prompt is coming from a tier: open again to hear how far it is, or `give_up`.
+
+    The frames that it comes into are taken, those for the rest of the prompt are not.
+
+    Attributes:
+        tokens: at the start of the prompt that will be cached, if all of it comes.
+    """
+
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class NeverFits:
     """Not even an empty pool could serve it. Nothing was taken.
 
@@ -62,4 +77,4 @@ class NeverFits:
     text: str
 
 
-Answer = Ready | Busy | NeverFits
+Answer = Ready | Loading | Busy | NeverFits

@@ -17,6 +17,8 @@ from stepwell.cache.pool.limits import Limits
 from stepwell.core.cut import Cut
 from stepwell.core.frames import FrameIds
 from stepwell.core.geometry import Group
+from stepwell.move.copy import StackPlace
+from stepwell.move.stack import Stack
 
 NUMPY = "numpy"
 NONE = "none"
@@ -118,6 +120,20 @@ class Memory:
         self.states = tuple(
             StateBuffers(cut, _as_bytes(k, limits), _as_bytes(v, limits)) for cut in limits.states
         )
+
+    def place(self) -> StackPlace:
+        """All frames, as saves and loads copy them.
+
+        Raises:
+            InputError: the buffers are an engine's own.
+        """
+        size, both = self._page_tokens, [one for one in self._both if one.shape[2]]
+        if not both:
+            raise InputError(
+                f"a pool on device {NONE!r} has no bytes to save",
+                remedy="use a TieredStore over the engine's buffers",
+            )
+        return StackPlace([Stack.of_slots(one[:, :, None], size) for one in both])
 
     def poison(self, frames: FrameIds) -> None:
         """Fills frames with NaN (the smallest integer where there is no NaN), so that a stale read shows."""

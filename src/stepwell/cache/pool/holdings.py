@@ -13,20 +13,23 @@ import numpy as np
 
 from stepwell.base.observe import Counters
 from stepwell.base.settings import PoolSettings
-from stepwell.cache.pool.answer import Answer, Busy, Flags, Ready
+from stepwell.cache.pool.answer import Answer, Busy, Flags, Loading, Ready
+from stepwell.cache.pool.below import Below
 from stepwell.cache.pool.boundaries import Boundaries
 from stepwell.cache.pool.buffers import KVBuffers, Memory
 from stepwell.cache.pool.keeping import Keeping
 from stepwell.cache.pool.limits import Limits
 from stepwell.cache.pool.request import Accounts, OpenRequest, check
+from stepwell.cache.pool.sealing import Sealing
 from stepwell.cache.pool.states import StateGroup
+from stepwell.cache.pool.supply import Supply
 from stepwell.cache.pool.table import RequestTable, Rows
 from stepwell.cache.pool.windows import WindowGroup, WindowRow
+from stepwell.cache.store import TieredStore
 from stepwell.core.chain import Chain
 from stepwell.core.check import Findings
 from stepwell.core.evict.lru import Lru
 from stepwell.core.frames import FrameIds, Frames
-from stepwell.core.page import Status
 from stepwell.core.prefixes import Found, Prefixes
 from stepwell.core.reasons import Reason
 
@@ -49,6 +52,7 @@ class Holdings:
         memory: K and V of all frames.
         counters: counts what happens.
         replay_tokens: tokens of a prompt that are always computed.
+        store: the tiers below, or None.
     """
 
     def __init__(
@@ -58,17 +62,19 @@ class Holdings:
         memory: Memory,
         counters: Counters,
         replay_tokens: int,
+        store: TieredStore | None,
     ) -> None:
         self.limits = limits
         self.requests: dict[Hashable, OpenRequest] = {}
         self.frames = Frames(limits.frames)
-        self._poison = memory.poison if settings.debug else None
         self._counters = counters
         size = limits.page_tokens
         grid = settings.state_tokens or size
         self._boundaries = Boundaries(grid, settings.boundaries, replay_tokens)
         self._minimum = limits.pages(settings.minimum_hit_tokens)
         self.prefixes = Prefixes(self.frames, size, limits.cuts, Lru(limits.frames), counters)
+        poison = memory.poison if settings.debug else None
+        self.supply = Supply(self.frames, self.prefixes, poison)
         requests = limits.rows(settings.requests)
 
         def table() -> RequestTable:
@@ -88,15 +94,11 @@ class Holdings:
         tables: list[tuple[RequestTable, ...]] = [] if self.table is None else [(self.table,)]
         tables += [group.tables for group in self.windows]
         self.planes = _planes(memory, tables)
-        self._keeping = Keeping(
-            boundaries=self._boundaries,
-            windows=self.windows,
-            states=self.states,
-            frames=self.frames,
-            take=self.take,
-            give_back=self.give_back,
-            counters=counters,
+        self.below = None if store is None else Below(store, self.supply)
+        keeping = Keeping(
+            self._boundaries, self.windows, self.states, self.frames, self.supply, counters
         )
+        self._sealing = Sealing(limits, self.supply, self.table, keeping, self.below)
 
     def open(
         self, request: Hashable, chain: Chain, flags: Flags, limit: int, override: Reason | None
@@ -110,22 +112,35 @@ class Holdings:
             limit: pages that it may reuse.
             override: the reason to give instead of the lookup's.
         """
+        reads = override is None
+        waiting = self.below.waiting(request, chain) if reads and self.below is not None else None
+        if waiting is not None:
+            return waiting
         if not self.rows.free:
             return Busy(short_rows=1)
         found = self.prefixes.match(request, chain, limit, self._minimum)
-        parts = self._parts(found, self.limits.positions if self.limits.contiguous else len(chain))
         own: FrameIds | None = None
         row: int | None = None
         try:
-            own = self.take(sum(parts))
+            had: int | Loading | Busy = found.pages
+            if reads and self.below is not None:
+                had = self.below.look(request, chain, limit, self._minimum, found)
+            if not isinstance(had, int):
+                return had
+            end = self.limits.positions if self.limits.contiguous else len(chain)
+            parts = self._parts(found, end)
+            own = self.supply.take(sum(parts))
             if own is None:
-                return self._busy(sum(parts))
+                return Busy(short_frames=self.supply.short(sum(parts)))
             row = self.rows.take()
             pieces = _shares(own, parts)
             opened = self._lay_out(row, chain, flags, found, pieces)
             cached = opened.committed
             opened.answer = Ready(
-                cached, override or found.reason, opened.boundaries if self.states else ()
+                cached,
+                override or found.reason,
+                opened.boundaries if self.states else (),
+                max(0, cached - had * self.limits.page_tokens),
             )
             self.requests[request] = opened
         finally:
@@ -135,7 +150,9 @@ class Holdings:
                 if row is not None:
                     self.rows.give_back(row)
                 if own is not None:
-                    self.give_back(own)
+                    self.supply.give_back(own)
+        if reads and self.below is not None:
+            self.below.hit(chain, found)
         self._counters.add("opens_ready")
         self._counters.add("tokens_reused", cached)
         self._counters.add("tokens_missed", len(chain) - cached)
@@ -188,17 +205,6 @@ class Holdings:
             boundaries=boundaries,
         )
 
-    def take(self, n: int) -> FrameIds | None:
-        """Takes n FILLING frames, evicting as much as that takes; all of them, or none."""
-        missing = n - self.frames.free
-        if missing > 0 and not self.prefixes.evict(missing):
-            return None
-        self.free_what_left()
-        return self.frames.reserve(n)
-
-    def _busy(self, frames: int) -> Busy:
-        return Busy(short_frames=frames - self.frames.free - self.prefixes.evictable)
-
     def extend(self, opened: OpenRequest, end: int) -> Answer:
         """Room up to `end` tokens in the full group, and in window groups as far ahead as they go."""
         if self.limits.contiguous:
@@ -211,9 +217,9 @@ class Holdings:
         missing = sum(parts)
         if not missing:
             return opened.answer
-        own = self.take(missing)
+        own = self.supply.take(missing)
         if own is None:
-            return self._busy(missing)
+            return Busy(short_frames=self.supply.short(missing))
         pieces = _shares(own, parts)
         if self.table is not None:
             mine = pieces.pop(0)
@@ -236,66 +242,28 @@ class Holdings:
             return
         page = self.limits.pages(tokens)
         if self.table is not None and page < opened.pages:
-            self.give_back(self.table.frames(opened.row, page, opened.pages))
+            self.supply.give_back(self.table.frames(opened.row, page, opened.pages))
             self.table.cut(opened.row, page)
             opened.pages = page
         for group, row in zip(self.windows, opened.windows, strict=True):
-            self.give_back(group.cut_back(row, page))
+            self.supply.give_back(group.cut_back(row, page))
 
     def seal(self, opened: OpenRequest, before: int) -> None:
-        """Seals what a commit has filled, keeps boundaries, and returns what is behind the windows.
+        """Seals what a commit has filled, and takes room for the next part of a prompt.
 
         Args:
             opened: the request, with its tokens committed.
             before: tokens that were committed before.
         """
-        size, chain = self.limits.page_tokens, opened.chain
-        if opened.committed > before:
-            for states, state in zip(self.states, opened.states, strict=True):
-                states.written(state)
-        last = opened.committed // size if opened.seals else 0
-        twins = Flags.NO_READ not in opened.flags
-        if self.prefixes.closed is not None:
-            self._seal_full(opened, last, twins=twins)
-            last = opened.sealed if opened.lease is not None and opened.lease.grows else 0
-        for group, row in zip(self.windows, opened.windows, strict=True):
-            self.give_back(group.seal(row, chain, last, twins=twins))
-            if row.sealed < last:
-                # A page of others under this key, or of somebody whom it may not follow: what comes after it
-                # would be found as the continuation of theirs.
-                opened.seals = False
-        if self.prefixes.walked and last:
-            self._keeping.passed(opened, before, last * size)
-        if self.limits.contiguous:
-            return
-        for group, row in zip(self.windows, opened.windows, strict=True):
-            self.give_back(group.pass_by(row, opened.committed))
-        if self.windows and opened.committed < len(chain):
-            # The next part of a prompt; who finds no room now asks with `extend`, and may be told to wait.
-            self.extend(opened, len(chain))
-
-    def _seal_full(self, opened: OpenRequest, last: int, *, twins: bool) -> None:
-        closed, lease, table = self.prefixes.closed, opened.lease, self.table
-        assert closed is not None, "a full group"
-        assert lease is not None, "a full group"
-        assert table is not None, "a full group"
-        first = lease.pages
-        if not lease.grows or first >= last:
-            return
-        try:
-            frames = table.frames(opened.row, first, last)
-            closed.seal(lease, opened.chain, frames, twins=twins)
-        finally:
-            # Also when that was torn: pages that can be found already must be those of the row.
-            mine = table.frames(opened.row, first, lease.pages)
-            kept = closed.path(lease, len(mine))
-            spare = mine[mine != kept]
-            if len(spare):
-                table.write(opened.row, first, kept)
-                self.give_back(spare)
+        self._sealing.commit(opened, before)
+        if self.windows and opened.committed < len(opened.chain):
+            # Who finds no room now asks with `extend`, and may be told to wait.
+            self.extend(opened, len(opened.chain))
 
     def close(self, request: Hashable, opened: OpenRequest) -> None:
         """Ends a request; what it sealed stays until it is evicted."""
+        if self.below is not None and opened.recent:
+            self.below.save(opened, self.table, ends=True)
         del self.requests[request]
         parts: list[FrameIds] = []
         if self.table is not None and opened.lease is not None:
@@ -305,7 +273,7 @@ class Holdings:
             states.close(state) for states, state in zip(self.states, opened.states, strict=True)
         ]
         # At once and in the order of `open`, so that the span of a contiguous request stays one.
-        self.give_back(np.concatenate(parts))
+        self.supply.give_back(np.concatenate(parts))
         self.rows.give_back(opened.row)
         if self.prefixes.closed is not None and opened.lease is not None:
             self.prefixes.closed.release(opened.lease)
@@ -313,6 +281,8 @@ class Holdings:
     def drop(self, chain: Chain) -> int:
         """As `PagePool.drop`."""
         gone = self.prefixes.drop(chain)
+        if self.below is not None:
+            self.below.drop(chain)
         if self.prefixes.closed is None:
             # No tree tells who continues it: whoever has computed it seals nothing more.
             for opened in self.requests.values():
@@ -321,21 +291,11 @@ class Holdings:
 
     def forget_all(self) -> None:
         """Nobody finds what is sealed any more, and open requests seal nothing more."""
-        self.prefixes.drop_all()
+        self.prefixes.drop_root(None)
+        if self.below is not None:
+            self.below.forget()
         for opened in self.requests.values():
             opened.seals = False
-
-    def give_back(self, frames: FrameIds) -> None:
-        """Frees frames that are FILLING or LEAVING."""
-        if self._poison is not None:
-            self._poison(frames)
-        self.frames.move(frames, Status.FREE)
-
-    def free_what_left(self) -> None:
-        """Frees what left the indexes since the last time."""
-        left = self.prefixes.collect()
-        if len(left):
-            self.give_back(left)
 
     def check(self) -> None:
         """Verifies every invariant; linear in the pool.
@@ -347,7 +307,13 @@ class Holdings:
         self.frames.check(findings)
         self.prefixes.check(findings)
         accounts = Accounts(
-            self.requests, self.rows, self.table, self.windows, self.prefixes, self.frames
+            self.requests,
+            self.rows,
+            self.table,
+            self.windows,
+            self.prefixes,
+            self.frames,
+            self.below,
         )
         check(findings, accounts)
         findings.raise_if_any()

@@ -6,13 +6,13 @@ says when, and has the frames; `core.walked` remembers what is wanted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from stepwell.base.observe import Counters
 from stepwell.cache.pool.boundaries import Boundaries
 from stepwell.cache.pool.request import Kept, OpenRequest, Wish
 from stepwell.cache.pool.states import StateGroup, StateRow
+from stepwell.cache.pool.supply import Supply
 from stepwell.cache.pool.windows import WindowGroup
 from stepwell.core.chain import Chain
 from stepwell.core.frames import FrameIds, Frames
@@ -28,8 +28,7 @@ class Keeping:
         windows: the window groups.
         states: the state groups.
         frames: of all groups.
-        take: frames for the state after the next step, or None.
-        give_back: of those that came to no use.
+        supply: has frames for the state after the next step, or none.
         counters: counts what happens.
     """
 
@@ -37,8 +36,7 @@ class Keeping:
     windows: tuple[WindowGroup, ...]
     states: tuple[StateGroup, ...]
     frames: Frames
-    take: Callable[[int], FrameIds | None]
-    give_back: Callable[[FrameIds], None]
+    supply: Supply
     counters: Counters
 
     def passed(self, opened: OpenRequest, before: int, last: int) -> None:
@@ -49,22 +47,28 @@ class Keeping:
             before: tokens that were committed before.
             last: tokens up to which pages are sealed.
         """
+        if not (self.windows or self.states):
+            return
         for position in opened.boundaries:
             if before < position <= min(opened.committed, last):
-                self._keep(opened, position)
+                opened.unsaved.append((self._page(opened, position), self._keep(opened, position)))
         latest = self.boundaries.of_answer(max(before, opened.prompt_tokens), last)
         if latest is None:
             return
         kept = self._keep(opened, latest)
         if kept:
-            opened.recent.append(kept)
+            opened.recent.append((self._page(opened, latest), kept))
         if len(opened.recent) > self.boundaries.count:
-            for index, records, generations in opened.recent.popleft():
+            for index, records, generations in opened.recent.popleft()[1]:
                 index.unwant(records, generations)
+
+    @staticmethod
+    def _page(opened: OpenRequest, position: int) -> int:
+        return position // opened.chain.namespace.page_tokens
 
     def _keep(self, opened: OpenRequest, position: int) -> Kept:
         """Keeps a boundary in the window groups, and in the state groups if the request is just there."""
-        page = position // opened.chain.namespace.page_tokens
+        page = self._page(opened, position)
         kept: Kept = []
         for window, row in zip(self.windows, opened.windows, strict=True):
             records = window.before(row, page)
@@ -93,7 +97,7 @@ class Keeping:
             wish = self._want(index, there)
             index.release(there)
             return [wish]
-        spare = self.take(group.cut.frames)
+        spare = self.supply.take(group.cut.frames)
         if spare is None:
             self.counters.add("states_skipped")
             return []
@@ -101,5 +105,5 @@ class Keeping:
             group.seal(state, chain, page, spare)
         finally:
             if state.own is not spare:
-                self.give_back(spare)
+                self.supply.give_back(spare)
         return [self._want(index, state.held)]

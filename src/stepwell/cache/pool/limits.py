@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from stepwell.base.errors import InputError
 from stepwell.base.settings import PoolSettings
 from stepwell.cache.pool.answer import NeverFits
+from stepwell.cache.store import StoreModel
 from stepwell.core.cut import Cut
 from stepwell.core.geometry import ITEM_BYTES, Geometry, Group, Rule
 from stepwell.core.key import MAX_PAGE_TOKENS
+from stepwell.core.part import Part
 
 _MAX_SLOTS = 2**31 - 1
 """Slots are int32 in the request tables."""
@@ -114,6 +116,16 @@ class Limits:
     def cuts(self) -> tuple[Cut, ...]:
         """All groups: the full one, the window groups, the state groups."""
         return (*(() if self.full is None else (self.full,)), *self.windows, *self.states)
+
+    def model(self, geometry: Geometry) -> StoreModel:
+        """What the tiers have to know: frames are theirs as they are here, whatever is in them."""
+        layers = (0, sum(len(group.layers) for group in geometry.groups))
+        layout = f"frame {self.frame_layers}.{self.page_tokens}.{self.row_k}.{self.row_v}"
+        parts = tuple(
+            Part(cut.group.name, f"{layout} {cut.group.dtype}", layers, (0, cut.group.kv_heads))
+            for cut in self.cuts
+        )
+        return StoreModel(self.page_tokens, self.cuts, tuple(part.digest() for part in parts))
 
     def pages(self, tokens: int) -> int:
         """Pages that so many tokens need."""

@@ -9,16 +9,17 @@ The way of a request:  open ▸ (bind ▸ model writes KV ▸ commit ▸ extend)
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from stepwell.base.call import Call
 from stepwell.base.errors import InputError, MisuseError
 from stepwell.base.observe import Counters
-from stepwell.base.settings import PoolSettings
+from stepwell.base.settings import HostSettings, PoolSettings
+from stepwell.cache.pool import demands
 from stepwell.cache.pool.answer import Answer, Busy, Flags
 from stepwell.cache.pool.buffers import Memory
 from stepwell.cache.pool.holdings import Holdings
@@ -27,10 +28,16 @@ from stepwell.cache.pool.prompt import Prompt, chain_of
 from stepwell.cache.pool.request import OpenRequest
 from stepwell.cache.pool.states import views
 from stepwell.cache.pool.view import KVView, pack, send
-from stepwell.core.chain import Chain, as_tokens
+from stepwell.cache.store import StoreModel, TieredStore
+from stepwell.core.chain import as_tokens
 from stepwell.core.geometry import Geometry
 from stepwell.core.key import Namespace
-from stepwell.core.reasons import Reason
+from stepwell.memory.gpu import find_gpu
+from stepwell.move.fence import PASSED, Fence
+from stepwell.move.place import Place
+
+MakeStore = Callable[[StoreModel, Sequence[Place]], TieredStore]
+"""Makes the store of a pool."""
 
 
 class PagePool:
@@ -58,9 +65,12 @@ class PagePool:
         device: a torch device, `"numpy"` for arrays, `"none"` for an engine with buffers of its own.
         secret: of the deployment; goes into the key of every prompt that comes as token ids. A `Chain`
             has been made with its own.
+        tiers: settings of a host tier below, of which a capacity of 0 means none, or what makes a store for the pool's
+            model and memory; None for a pool without tiers. A pool with tiers needs an `end`.
 
     Raises:
         InputError: a size out of range, or a capacity below one page.
+        RefusedError: there is no memory for the host tier.
     """
 
     def __init__(
@@ -69,6 +79,7 @@ class PagePool:
         settings: PoolSettings,
         device: str = "cpu",
         secret: bytes | None = None,
+        tiers: HostSettings | MakeStore | None = None,
     ) -> None:
         if not isinstance(secret, bytes | None):
             raise InputError("the secret is no bytes", limit="bytes, or None")
@@ -84,8 +95,17 @@ class PagePool:
         self._device = device
         self._secret = secret
         self._debug = settings.debug
-        self._counters = Counters()
-        self._held = Holdings(self.limits, settings, memory, self._counters, geometry.replay_tokens)
+        self._counters = Counters("index", "pool")
+        self.store: TieredStore | None = None
+        if isinstance(tiers, HostSettings):
+            gpu = find_gpu(device) if device.startswith("cuda") else None
+            local = partial(TieredStore.local, settings=tiers, gpu=gpu)
+            tiers = local if tiers.capacity_bytes else None
+        if tiers is not None:
+            self.store = tiers(self.limits.model(geometry), [memory.place()])
+        self._held = Holdings(
+            self.limits, settings, memory, self._counters, geometry.replay_tokens, self.store
+        )
         self._call = Call("pool", self._held.check)
 
     def open(
@@ -104,7 +124,8 @@ class PagePool:
             flags: what the request does not want.
 
         Returns:
-            `Ready`, or `Busy` or `NeverFits` with nothing taken.
+            `Ready`; `Loading`, if a tier has more of the prompt than the device: then open it again, and it will be
+            `Ready` or `Busy` when that has come, or failed to; or `Busy` or `NeverFits` with nothing taken.
 
         Raises:
             InputError: an empty prompt, ids out of range, pages of another size.
@@ -115,18 +136,19 @@ class PagePool:
             raise InputError(f"flags are {flags!r}", limit="stepwell.Flags")
         if not len(chain):
             raise InputError("the prompt is empty", limit="at least one token")
-        self._check_epoch(chain)
-        override = self._override(chain, flags)
+        demands.check_epoch(chain, self.epoch)
+        override = demands.override(chain, flags, contiguous=self.limits.contiguous)
         reads = override is None
         limit = max(0, len(chain) - self.geometry.replay_tokens) // self.page_tokens if reads else 0
         # A look without the lock proves nothing, but it hashes the prompt as far as the match will ask.
         self._held.prefixes.hash_ahead(chain, limit)
         with self._call.alone(), self._call:
+            self._hear()
             if request in self._held.requests:
                 raise MisuseError(
                     f"request {request!r} is open already", remedy="close it, or use another name"
                 )
-            self._check_epoch(chain)
+            demands.check_epoch(chain, self.epoch)
             self._newest_epoch = max(self._newest_epoch, chain.namespace.epoch)
             answer: Answer | None = self.limits.refusal(len(chain))
             if answer is None:
@@ -136,24 +158,6 @@ class PagePool:
                 self._counters.add("opens_refused")
             self._after()
         return answer
-
-    def _check_epoch(self, chain: Chain) -> None:
-        if chain.namespace.epoch < self.epoch:
-            raise InputError(
-                f"the namespace has epoch {chain.namespace.epoch}",
-                limit=f"{self.epoch} or more, since the weights changed in place",
-                remedy="make it with dataclasses.replace(namespace, epoch=pool.epoch)",
-            )
-
-    def _override(self, chain: Chain, flags: Flags) -> Reason | None:
-        """Why nothing may be reused whatever is here, or None."""
-        if chain.namespace.refusal is not None:
-            return chain.namespace.refusal
-        if self.limits.contiguous:
-            return Reason.CONTIGUOUS
-        if Flags.NEEDS_LOGITS in flags:
-            return Reason.NEEDS_LOGITS
-        return Reason.NO_READ if Flags.NO_READ in flags else None
 
     def __contains__(self, request: Hashable) -> bool:
         """Whether a request is open."""
@@ -179,6 +183,7 @@ class PagePool:
             MisuseError: the request is not open.
         """
         with self._call.alone(), self._call:
+            self._hear()
             opened = self._of(request)
             if type(tokens) is not int or tokens < 0:
                 raise InputError(f"room for {tokens!r} tokens was asked for", limit="0 or more")
@@ -221,7 +226,12 @@ class PagePool:
             self._held.truncate(opened, tokens)
             self._after()
 
-    def commit(self, request: Hashable, tokens: Iterable[int] | npt.NDArray[Any]) -> None:
+    def commit(
+        self,
+        request: Hashable,
+        tokens: Iterable[int] | npt.NDArray[Any],
+        fence: Fence = PASSED,
+    ) -> None:
         """Says that the KV of the next tokens is written; pages that are full now are sealed.
 
         The pool believes it: whether anything was written it cannot see.
@@ -230,6 +240,8 @@ class PagePool:
             request: an open request.
             tokens: ids of the tokens at the positions after those committed; inside the prompt they
                 must be the prompt's.
+            fence: what tells that a device has done the step, and all before it; nothing is copied to or from the
+                tiers before.
 
         Raises:
             InputError: more tokens than there is room for, or others than the prompt's.
@@ -237,8 +249,11 @@ class PagePool:
         """
         added = as_tokens(tokens)
         with self._call.alone(), self._call:
+            self._hear()
+            if self._held.below is not None:
+                self._held.below.fence = fence
             opened = self._of(request)
-            self._check_commit(request, opened, added)
+            demands.check_commit(request, opened, added, self._held.room(opened))
             first, last = opened.committed, opened.committed + len(added)
             before, sealed = len(opened.chain), opened.sealed
             opened.chain.append(added[before - first :])
@@ -256,31 +271,6 @@ class PagePool:
                     opened.committed, opened.bound = first, bound
             self._after()
 
-    def _check_commit(
-        self, request: Hashable, opened: OpenRequest, added: npt.NDArray[np.uint32]
-    ) -> None:
-        first = opened.committed
-        room = self._held.room(opened)
-        if first + len(added) > room:
-            raise InputError(
-                f"{len(added)} tokens were committed after {first}",
-                limit=f"{room - first}: request {request!r} has room for {room}",
-                remedy="extend the request before the step that writes them",
-            )
-        known = opened.chain.tokens[first : first + len(added)]
-        if len(known) and not np.array_equal(known, added[: len(known)]):
-            at = int(np.argmax(known != added[: len(known)]))
-            raise InputError(
-                f"token {first + at} was committed as {added[at]}",
-                limit=f"{known[at]}, which the prompt of request {request!r} has there",
-            )
-        if opened.states and len(added) != (opened.bound or 0):
-            raise InputError(
-                f"{len(added)} tokens of request {request!r} were committed",
-                limit=f"{opened.bound or 0}, as the step computed: a state cannot be cut",
-                remedy="bind and commit the same count; draft only with models without states",
-            )
-
     def close(self, request: Hashable) -> None:
         """Ends a request at any point of its life; its sealed pages stay until they are evicted.
 
@@ -288,7 +278,16 @@ class PagePool:
             MisuseError: the request is not open.
         """
         with self._call.alone(), self._call:
+            self._hear()
             self._held.close(request, self._of(request, whole=False))
+            self._after()
+
+    def give_up(self, request: Hashable) -> None:
+        """A request that was told `Loading` will not come back; nothing, if none is loading under this name."""
+        with self._call.alone(), self._call:
+            self._hear()
+            if self._held.below is not None:
+                self._held.below.end(request)
             self._after()
 
     def bind(self, counts: Mapping[Any, int]) -> KVView:
@@ -329,6 +328,35 @@ class PagePool:
         # Outside the lock: a copy to a device may wait for it. The rows read are those of this step's
         # requests, whose calls come one after the other.
         return send(view, self._device)
+
+    def step(self) -> None:
+        """A scheduling step begins: takes in what the tiers have done, and ends what has taken too long there."""
+        if self.store is not None:
+            self.store.step()
+            with self._call.alone(), self._call:
+                self._hear()
+                self._after()
+
+    def wait(self, within_s: float) -> bool:
+        """Waits, without the lock, until something has come from the tiers, or nothing is on its way; whether so."""
+        return self.store is None or self.store.wait(within_s)
+
+    @property
+    def moving(self) -> int:
+        """Frames that only a movement from or to a tier has."""
+        with self._call.alone(), self._call:
+            return 0 if self._held.below is None else self._held.below.moving
+
+    def end(self, within_s: float = 10.0) -> bool:
+        """Ends what moves between the pool and the tiers below; a second time does nothing.
+
+        Args:
+            within_s: seconds to wait for what has begun.
+
+        Returns:
+            Whether nothing touches the pool's memory any more.
+        """
+        return self.store is None or self.store.close(within_s)
 
     def drop(self, prefix: Prompt, namespace: Namespace | None = None) -> int:
         """Forgets every page that begins with these tokens; open requests keep theirs to themselves.
@@ -374,9 +402,11 @@ class PagePool:
         with self._call.alone(), self._call:
             frames, prefixes = self._held.frames, self._held.prefixes
             free, held, cached = frames.free, prefixes.held, prefixes.evictable
+            moving = 0 if self._held.below is None else self._held.below.moving
             return self._counters.snapshot() | {
                 "frames_free": free,
-                "frames_filling": self.frames - free - held - cached,
+                "frames_filling": self.frames - free - held - cached - moving,
+                "frames_moving": moving,
                 "frames_held": held,
                 "frames_cached": cached,
                 "remainder_bytes": self.limits.remainder_bytes,
@@ -390,6 +420,11 @@ class PagePool:
         """
         with self._call.alone(), self._call:
             self._held.check()
+
+    def _hear(self) -> None:
+        """Takes in what the tiers have done; a look at an empty queue if that is nothing."""
+        if self._held.below is not None:
+            self._held.below.hear()
 
     def _of(self, request: Hashable, *, whole: bool = True) -> OpenRequest:
         opened = self._held.requests.get(request)
@@ -409,6 +444,6 @@ class PagePool:
 
     def _after(self) -> None:
         """What every call ends with."""
-        self._held.free_what_left()
+        self._held.supply.collect()
         if self._debug:
             self._held.check()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,9 @@ from stepwell.core.lease import Lease
 from stepwell.core.page import Status
 from stepwell.core.prefixes import Prefixes
 from stepwell.core.walked import WalkedIndex
+
+if TYPE_CHECKING:
+    from stepwell.cache.pool.below import Below
 
 Wish = tuple[WalkedIndex, FrameIds, npt.NDArray[np.uint32]]
 """Records that one kept boundary wants in one group, with the generations of their frames."""
@@ -50,7 +54,9 @@ class OpenRequest:
         answer: what `open` said.
         bound: tokens of the last `bind` that were not committed yet; None when there are none.
         torn: a commit was interrupted half way: it can only be closed.
-        recent: the last boundaries of the answer that are kept, oldest first.
+        recent: the last boundaries of the answer that are kept, oldest first, in pages.
+        offered: pages up to which the tiers were offered the full group.
+        unsaved: boundaries that no tier was offered yet, in pages, with what they want.
     """
 
     chain: Chain
@@ -67,7 +73,9 @@ class OpenRequest:
     prompt_tokens: int = field(init=False)
     bound: int | None = None
     torn: bool = False
-    recent: deque[Kept] = field(default_factory=deque)
+    recent: deque[tuple[int, Kept]] = field(default_factory=deque)
+    offered: int = 0
+    unsaved: list[tuple[int, Kept]] = field(default_factory=list)
 
     def has_computed(self, chain: Chain) -> bool:
         """Whether it has the KV of all pages of a chain."""
@@ -93,11 +101,13 @@ class Accounts:
     windows: Sequence[WindowGroup]
     prefixes: Prefixes
     frames: Frames
+    below: Below | None
 
 
 def check(findings: Findings, accounts: Accounts) -> None:
     """Notes every broken invariant between requests, rows, leases and frames."""
-    filling: list[int] = []
+    below = accounts.below
+    filling: list[int] = [] if below is None else below.check(findings)
     for name, opened in accounts.requests.items():
         findings.expect(opened.committed <= len(opened.chain), f"{name!r}: committed too much")
         if accounts.table is not None and accounts.prefixes.closed is not None:
@@ -107,7 +117,8 @@ def check(findings: Findings, accounts: Accounts) -> None:
         for state in opened.states:
             filling += state.own.tolist()
     for number, index in enumerate(accounts.prefixes.walked):
-        held = [_held(opened, number) for opened in accounts.requests.values()]
+        held = [] if below is None else below.held(number)
+        held += [_held(opened, number) for opened in accounts.requests.values()]
         index.check_holds(findings, held)
     status = np.flatnonzero(accounts.frames.status == Status.FILLING).tolist()
     findings.expect(sorted(filling) == status, "a FILLING frame has no request, or two")

@@ -1,0 +1,1 @@
+"""Who decides: index, status, holds and budget of the host tier. Frames are integers here."""

@@ -1,0 +1,1 @@
+"""Who acts: copies between device and tiers, queues, deadlines. Knows no policy."""

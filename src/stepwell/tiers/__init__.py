@@ -1,0 +1,1 @@
+"""Levels of storage below the device, all behind one protocol: `tier`."""

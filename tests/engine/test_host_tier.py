@@ -39,7 +39,9 @@ def engine_of(model: Any, tokens: int, requests: int = 1, **host: Any) -> Engine
         engine=EngineSettings(step_tokens=23),
         host=HostSettings(capacity_bytes=4 << 20, **host),
     )
-    return Engine(model, settings)
+    engine = Engine(model, settings)
+    assert engine.pool.store.ready(20)
+    return engine
 
 
 def drain(engine: Engine) -> None:

@@ -94,7 +94,6 @@ def test_a_wrong_byte_ends_the_run():
             simulation.run(1500)
         except AssertionError as error:
             assert "reads" in str(error)  # noqa: PT017 - one of many seeds has to get there
-            simulation.mover.host.wait()
             return
         assert simulation.store.stats()["pages_loaded"] == 0
     pytest.fail("no seed has loaded anything")

@@ -184,13 +184,19 @@ class Simulation:
         )
         weights = [weight for weight, _ in turns]
         with ExitStack() as stack:
-            stack.callback(self.pool.end, 0.0)
+            stack.callback(self._shut)
             for step in range(steps):
                 _, turn = self._random.choices(turns, weights)[0]
                 self.log.append(f"{step} {turn()}")
                 if step % check_every == 0:
                     self._check()
             self._finish()
+
+    def _shut(self) -> None:
+        """Whatever has become of the run: copies end, and memory is given back."""
+        while self.mover.work() or self._device.advance_all():
+            pass
+        self.pool.end(0.0)
 
     def _check(self) -> None:
         self.pool.check()

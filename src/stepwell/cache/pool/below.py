@@ -133,14 +133,7 @@ class Below:
     def _begin(
         self, request: Hashable, chain: Chain, limit: int, minimum: int, found: Found
     ) -> Loading | Busy | None:
-        """Starts to load what the tiers have beyond what was found on the device.
-
-        Args:
-            request: not open.
-            chain: its prompt, the pool's own.
-            limit: pages that it may reuse.
-            minimum: pages below which a hit is not worth having.
-            found: on the device.
+        """Starts to load what the tiers have beyond what was found on the device; see `look`.
 
         Returns:
             `Loading`; `Busy` when there are no frames for it; None when the device has all that there is.
